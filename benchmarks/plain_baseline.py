@@ -1,8 +1,8 @@
-"""The work of rebapl done the obvious way, so that its times have something to stand beside.
+"""The work of rebapl done the obvious way, as a baseline for its times.
 
-Texts have the full length of the text tower (77 tokens for CLIP). The last layer computes all positions, though few are
-read. The reference images of the repulsion have a pass of their own. Everything runs operation by operation: nothing is
-captured or compiled. An answer asks one copy of the learner after the other, and each encodes images and texts again.
+Texts have the full length of the text tower (77 tokens for CLIP). The last layer computes all positions, although few
+are read. The reference images of the repulsion have a pass of their own. Everything runs operation by operation, and
+nothing is captured or compiled. For an answer, one copy of the learner after the other encodes images and texts again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CHUNK = 256
 
 
 class FullLength(TextTokenizer):
-    """Fills every sequence up to the limit, as the tokenizer of CLIP does. What follows the end changes no feature."""
+    """Pads every sequence to the limit, as the tokenizer of CLIP does. Tokens after the end change no feature."""
 
     def assemble(self, sequences: list[list[Piece]]) -> Text:  # type: ignore[override]
         text = super().assemble(sequences)
@@ -36,9 +36,9 @@ class FullLength(TextTokenizer):
 
 
 def full_length(encoder: DualEncoder) -> DualEncoder:
-    """The same frozen model for texts of full length, whose layers compute every position."""
-    known = encoder.tokenizer
-    tokenizer = FullLength(known.encode, known.start, known.end, known.limit, known.pad)
+    """The same frozen model, with texts of full length and layers that compute every position."""
+    own = encoder.tokenizer
+    tokenizer = FullLength(own.encode, own.start, own.end, own.limit, own.pad)
     plain = DualEncoder(encoder.name, encoder.model, tokenizer, encoder.preprocessing, encoder.revision)
     for tower in (plain.vision, plain.text):
         tower.layers = [every_position(layer) for layer in tower.layers]
@@ -46,7 +46,7 @@ def full_length(encoder: DualEncoder) -> DualEncoder:
 
 
 def every_position(layer: Layer) -> Layer:
-    """The same layer, which computes all states even if the caller reads only some of them."""
+    """The same layer, but it computes all states even if the caller reads only some of them."""
 
     def run(hidden: Tensor, positions: Tensor | None = None) -> Tensor:
         return states_at(layer(hidden), positions)
@@ -62,10 +62,10 @@ def full_length_twin(learner: Learner[Any]) -> Learner[Any]:
 
 
 class PlainTraining:
-    """Steps of exploration as one writes them by hand, with the step rule and the repulsion of the package.
+    """Steps of exploration as a person writes them by hand, with the step rule and the repulsion of the package.
 
-    `batch` gives the images (B, 3, H, W) and labels (B,) of a step by its number. If there is a repulsion, it is from
-    `samples` remembered clouds of random features, on `images` of the images in `pool` (P, 3, H, W).
+    `batch` gives the images (B, 3, H, W) and labels (B,) of a step by its number. The repulsion, if there is one, is
+    from `samples` remembered clouds of random features, on `images` of the images in `pool` (P, 3, H, W).
     """
 
     def __init__(

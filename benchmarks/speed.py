@@ -1,17 +1,17 @@
-"""How long a training step and an answer take on this machine, beside the same work done the obvious way.
+"""Measure how long a training step and an answer take on this machine, and the same work done the obvious way.
 
     make bench                                                    # steps and answers: three minutes on a GPU
     python benchmarks/speed.py --parts steps --forces none,mmd --no-plain --out steps.json
     python benchmarks/speed.py --parts growth --out docs/benchmarks/bench-h200.json     # adds to what the file holds
 
 It needs no data and downloads nothing: pictures are noise, and on a GPU the backbone has the shape of CLIP ViT-B/16
-with random weights, which computes as long as the real one. Every row is written into `--out` as soon as it is
-measured. `speed_page.py` makes the tables and the figure of docs/performance.md of such files.
+with random weights, which takes as long to compute as the real one. Every row is written into `--out` as soon as it is
+measured. `speed_page.py` makes the tables and the figure of docs/performance.md from these files.
 
-A step is one of a whole training, in its second cycle: batches, passes, repulsion from the samples of the first cycle,
-optimizer, checks. Steps are timed in a row, without waiting for the device in between, once libraries are set up and
-passes are captured and compiled. The median is that of an ordinary step; the mean also has the steps that measure
-norms and those that check the numbers. An answer is a call of `Posterior.predict_views` with views on the CPU.
+A step is a complete step of a training in its second cycle: batch, passes, repulsion from the samples of the first
+cycle, optimizer, checks. Steps are timed in a row, without waiting for the device in between, after libraries are set
+up and passes are captured and compiled. The median is the time of an ordinary step. The mean includes the steps that
+measure norms and those that check the numbers. An answer is a call of `Posterior.predict_views` with views on the CPU.
 """
 
 from __future__ import annotations
@@ -49,26 +49,26 @@ from rebapl.training.fit import Training
 from rebapl.training.resolution import ResolvedTraining, resolve_training
 
 FIRST_ROUND, ROUND = 9, 10
-"""The force measures norms often in the first 9 steps of a cycle, and then at every tenth."""
+"""The force measures norms often in the first 9 steps of a cycle, and later at every tenth step."""
 
 TEMPLATE = "a photo of a {}."
 ANSWER_CLASSES = 50
 RANDOM = "random"
-"""The name of the shape of CLIP ViT-B/16 with random weights."""
+"""The name of the backbone with the shape of CLIP ViT-B/16 and random weights."""
 
 PICTURES, LARGER = 128, 1.25
-"""The number of different pictures, and their sides in units of what the backbone sees, so that they are cropped."""
+"""The number of different pictures, and their side as a multiple of the backbone's, so that they are cropped."""
 
 PARTS = ("steps", "answers", "growth")
 SIZES = {"classes": (5, 50, 200, 1000), "images": (8, 32, 128), "samples": (1, 5, 20), "words": (3, 16, 64)}
-"""How the growth of a step is measured: with classes, reference images, remembered samples, words of a class name."""
+"""The sizes for which the growth of a step is measured. `words` is the number of words of a class name."""
 BESIDE_MMD = {"classes": ("none", "wasserstein"), "words": ("none",)}
-"""The forces whose growth is measured beside that of MMD; those not named here are Sinkhorn and Wasserstein."""
+"""The forces that are measured for a size in addition to MMD. For other sizes these are Sinkhorn and Wasserstein."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One kind of training step: a force at every step or, as an impulse, at every `every`-th one."""
+    """One kind of training step. The force acts at every step or, as an impulse, at each `every`-th one."""
 
     method: str = "maple"
     classes: int = 50
@@ -80,7 +80,7 @@ class Case:
     words: int = 3
 
     def with_force(self, name: str) -> Case:
-        """The case with the force that a name says: `none`, a distance such as `mmd`, or `mmd/4` for every 4 steps.
+        """The case with a force by its name: `none`, a distance such as `mmd`, or `mmd/4` for every fourth step.
 
         >>> Case().with_force("energy/4").every, Case().with_force("none").repulsion
         (4, None)
@@ -91,7 +91,7 @@ class Case:
         return replace(self, repulsion=None if distance == "none" else distance, every=int(every or 1))
 
     def settings(self) -> dict[str, Any]:
-        """Those of a short first cycle, whose samples are remembered, and a second one longer than any measurement."""
+        """Settings for a short first cycle, whose samples are remembered, and a long second one, which is measured."""
         settings: dict[str, Any] = {"batch": self.batch, "chains": 1, "cycles": 2, "first_epochs": 1, "epochs": 1000}
         settings |= {"sampler.exploration": 0.5, "sampler.burn_in": 0, "warmup": None}
         if self.repulsion is None:
@@ -102,7 +102,7 @@ class Case:
         return {**settings, "repulsion.every": self.every}
 
     def resolved(self) -> ResolvedTraining:
-        """All settings; raises for names that do not exist."""
+        """All settings of the training. Names that do not exist are refused."""
         names = {"protocol": "few-shot", "data": "noise", "shots": 16}
         return resolve_training(self.method, "rebapl", **names, inference_settings=self.settings())  # type: ignore[arg-type]
 
@@ -114,7 +114,9 @@ def bench_encoder(name: str, device: str) -> DualEncoder:
     from transformers import CLIPConfig, CLIPModel
 
     mini = load_backbone("mini", device)
-    config = CLIPConfig(vision_config={"patch_size": 16})  # the rest of ViT-B/16 is what `transformers` begins with
+    config = CLIPConfig(
+        vision_config={"patch_size": 16}
+    )  # the other sizes of ViT-B/16 are the defaults of `transformers`
     with torch.random.fork_rng(devices=[mini.device] if mini.device.type == "cuda" else []), mini.device:
         torch.manual_seed(0)
         model = CLIPModel(config).to(mini.dtype)
@@ -124,7 +126,7 @@ def bench_encoder(name: str, device: str) -> DualEncoder:
 
 
 def class_names(count: int, words: int = 3) -> list[str]:
-    """Different names of at least `words` words each, of the words that `mini` knows.
+    """Different names of at least `words` words each, from the words that `mini` knows.
 
     >>> class_names(2), class_names(2, words=5)[1], len(set(class_names(1000)))
     (['red striped circle', 'blue striped circle'], 'blue striped circle blue striped', 1000)
@@ -140,20 +142,20 @@ def class_names(count: int, words: int = 3) -> list[str]:
 
 
 def text_length(encoder: DualEncoder, names: Sequence[str]) -> int:
-    """The number of tokens that the texts of these classes have in the usual template."""
+    """The number of tokens of the texts of these classes, in the usual template."""
     return encoder.tokenize([[TEMPLATE.replace("{}", name)] for name in names]).ids.shape[1]
 
 
 def noise(encoder: DualEncoder, count: int, larger: float = 1.0) -> Tensor:
-    """Pictures of noise, uint8 (count, 3, H, W), of the size that a backbone sees or larger."""
+    """Pictures of noise, uint8 (count, 3, H, W), `larger` times the size that the backbone sees."""
     side = round(larger * encoder.preprocessing.crop)
     return torch.randint(256, (count, 3, side, side), dtype=torch.uint8, generator=generator(1, "bench"))
 
 
 def noise_task(encoder: DualEncoder, case: Case, pool: int) -> Task:
-    """A task of pictures of noise, at least one of each class, which are all trained on."""
+    """A task of pictures of noise, at least one of each class. All are training images."""
     pictures: list[np.ndarray] = list(noise(encoder, PICTURES, LARGER).permute(0, 2, 3, 1).contiguous().numpy())
-    count = max(case.classes, case.batch, pool, 2 * case.samples, 2 * ROUND)  # half of the first epoch samples
+    count = max(case.classes, case.batch, pool, 2 * case.samples, 2 * ROUND)  # half of the first epoch is for sampling
     images, labels = islice(cycle(pictures), count), islice(cycle(range(case.classes)), count)
     return task_of(dataset_of(list(images), list(labels), class_names(case.classes, case.words)))
 
@@ -182,9 +184,9 @@ def plain_training(encoder: DualEncoder, case: Case) -> PlainTraining:
 
 
 def periods(call: Callable[[], object], count: int, device: str) -> list[float]:
-    """The milliseconds from the end of each of `count` calls to that of the next, all in a row.
+    """The milliseconds between the ends of successive calls, for `count` calls in a row.
 
-    On a GPU its own clock is read, so that nothing waits between the calls.
+    On a GPU they are read from its own clock, so that nothing waits between the calls.
     """
     if not device.startswith("cuda"):
         marks = [time.perf_counter()]
@@ -205,10 +207,10 @@ def periods(call: Callable[[], object], count: int, device: str) -> list[float]:
 
 @dataclass(frozen=True)
 class Bench:
-    """Measures on one device with one backbone.
+    """Measurements on one device with one backbone.
 
-    Steps are `steps` in a row after `warm_up`, both at least a round of the force's measurements. Answers are called
-    for about `seconds`.
+    `steps` steps are timed in a row after `warm_up` others. Both numbers are raised to at least one round of the
+    force's measurements of norms. Answers are called for about `seconds`.
     """
 
     encoder: DualEncoder
@@ -223,7 +225,7 @@ class Bench:
         return str(self.encoder.device)
 
     def step(self, case: Case, along: str = "") -> dict[str, Any]:
-        """The times of a case. The plain baseline applies the force at every step."""
+        """Measure a case. The plain baseline applies the force at every step."""
         names = class_names(case.classes, case.words)
         row = {**asdict(case), "along": along, "tokens": text_length(self.encoder, names)}
         training = training_of(self.encoder, case)
@@ -234,13 +236,13 @@ class Bench:
         if self.plain and case.every == 1:
             del training, loop
             plain = plain_training(self.encoder, case)
-            found = self._timed(plain.step, min(FIRST_ROUND, self.warm_up), min(ROUND, self.steps))
-            row |= {f"plain_{name}": value for name, value in found.items()}
+            times = self._timed(plain.step, min(FIRST_ROUND, self.warm_up), min(ROUND, self.steps))
+            row |= {f"plain_{name}": value for name, value in times.items()}
             row["plain_tokens"] = text_length(full_length(self.encoder), names)
         return row
 
     def _timed(self, step: Callable[[], object], warm_up: int, count: int) -> dict[str, float | int | None]:
-        """Median and mean of the milliseconds of a step, and the most bytes on the GPU, the warm-up included."""
+        """Median and mean milliseconds of a step, and the peak of the GPU's memory in bytes, including the warm-up."""
         self._clear()
         for _ in range(warm_up):
             step()
@@ -255,7 +257,7 @@ class Bench:
         posterior = random_posterior(self.encoder, names, TEMPLATE, samples, method)
         self._clear()
         row["one"] = self._call(posterior.predict_views, views[:1])
-        with compiling(accelerated(self.device)):  # as passes of many images are after the first 200 000
+        with compiling(accelerated(self.device)):  # as it is for many images after the first 200 000
             row["many"] = self._call(posterior.predict_views, views)
         if self.plain:
             plain = PlainPosterior(posterior)
@@ -264,20 +266,20 @@ class Bench:
         return row
 
     def _call(self, answer: Callable[[Tensor], object], views: Tensor) -> float:
-        for _ in range(6 if len(views) == 1 else 2):  # passes are captured after some calls
+        for _ in range(6 if len(views) == 1 else 2):  # passes are captured only after some calls
             answer(views)
         timer = Timer("answer(views)", globals={"answer": answer, "views": views}, num_threads=torch.get_num_threads())
         return 1000 * timer.blocked_autorange(min_run_time=self.seconds).median
 
     def _clear(self) -> None:
-        """Free what earlier work has left, and begin to count memory."""
+        """Free the memory of earlier work, and reset the peak of memory."""
         gc.collect()
         if self.device.startswith("cuda"):
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def growth(self, base: Case, images: int) -> Iterator[dict[str, Any]]:
-        """How a step grows with four sizes, and an answer with samples. The plain baseline is timed with MMD only."""
+        """Measure how a step grows with four sizes, and an answer with samples. The baseline is timed only with MMD."""
         gpu, limit = self.device.startswith("cuda"), self.encoder.tokenizer.limit
         for name, sizes in SIZES.items():
             along = "tokens" if name == "words" else name
@@ -291,7 +293,7 @@ class Bench:
             yield self.answer(base.method, samples, images, "samples")
 
     def about(self) -> dict[str, Any]:
-        """On what, and how, it measures."""
+        """The machine, the backbone and the settings of the measurements."""
         here = environment(self.device)
         return {
             **{name: here[name] for name in ("device", "threads", "versions")},
@@ -307,32 +309,44 @@ class Bench:
 
 
 def identity(row: dict[str, Any]) -> tuple[Any, ...]:
-    """What tells one row from another: all but its times."""
+    """The fields that identify a row of steps: all except its times."""
     return tuple(row.get(name) for name in ("along", *asdict(Case())))
 
 
 def main(words: Sequence[str] | None = None) -> dict[str, Any]:
-    """Measure what the words of the command say; what is measured is also printed, a row a line."""
+    """Measure what the words of the command line request. Each row is also printed, in a line of its own."""
     gpu = torch.cuda.is_available()
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     listed = lambda text: text.split(",")  # noqa: E731
     numbers = lambda text: [int(word) for word in text.split(",")]  # noqa: E731
     forces = "none,mmd,energy,sinkhorn,wasserstein,mmd/4" if gpu else "none,mmd,wasserstein,mmd/4"
-    options.add_argument("--parts", type=listed, default="steps,answers", help="of steps, answers, growth")
+    options.add_argument(
+        "--parts", type=listed, default="steps,answers", help="what to measure: steps, answers, growth"
+    )
     options.add_argument("--method", default="maple", help="the method whose step is timed")
-    options.add_argument("--forces", type=listed, default=forces, help="none, distances; mmd/4: at every fourth step")
-    options.add_argument("--classes", type=numbers, default="5,50,500" if gpu else "5,50", help="of a step")
+    options.add_argument(
+        "--forces", type=listed, default=forces, help="none, or distances; mmd/4 is MMD at every fourth step"
+    )
+    options.add_argument(
+        "--classes", type=numbers, default="5,50,500" if gpu else "5,50", help="numbers of classes of a step"
+    )
     options.add_argument("--batch", type=int, default=1, help="images in a step")
-    options.add_argument("--answers", type=listed, default="maple,mmrl,coop", help="the methods that answer")
-    options.add_argument("--samples", type=numbers, default="1,10", help="that answer")
-    options.add_argument("--images", type=int, default=2048 if gpu else 64, help="that are answered at once")
+    options.add_argument(
+        "--answers", type=listed, default="maple,mmrl,coop", help="the methods whose answers are timed"
+    )
+    options.add_argument("--samples", type=numbers, default="1,10", help="numbers of samples of an answer")
+    options.add_argument(
+        "--images", type=int, default=2048 if gpu else 64, help="number of images that are answered at once"
+    )
     options.add_argument("--backbone", default=RANDOM if gpu else "mini", help="mini, random, a folder or a hub id")
     options.add_argument("--device", default="cuda" if gpu else "cpu")
-    options.add_argument("--plain", action=argparse.BooleanOptionalAction, default=True, help="time the baseline, too")
-    options.add_argument("--steps", type=int, default=40 if gpu else ROUND, help="steps in a row")
-    options.add_argument("--warm-up", type=int, default=39 if gpu else FIRST_ROUND, help="steps before them")
-    options.add_argument("--seconds", type=float, default=1.0, help="for which one kind of answer is called")
-    options.add_argument("--out", type=Path, help="the file for the rows; those of the same machine in it are kept")
+    options.add_argument(
+        "--plain", action=argparse.BooleanOptionalAction, default=True, help="also time the plain baseline"
+    )
+    options.add_argument("--steps", type=int, default=40 if gpu else ROUND, help="number of steps that are timed")
+    options.add_argument("--warm-up", type=int, default=39 if gpu else FIRST_ROUND, help="number of steps before them")
+    options.add_argument("--seconds", type=float, default=1.0, help="time for which each kind of answer is called")
+    options.add_argument("--out", type=Path, help="file for the rows; other rows of the same machine in it are kept")
     chosen = options.parse_args(words)
     if unknown := set(chosen.parts) - set(PARTS):
         options.error(f"--parts has {', '.join(sorted(unknown))}, which is none of {', '.join(PARTS)}")

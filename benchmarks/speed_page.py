@@ -1,9 +1,9 @@
-"""Puts the measurements of `speed.py` into docs/performance.md: their tables, and a figure of growth.
+"""Put the measurements of `speed.py` into docs/performance.md: tables, and a figure of growth.
 
     python benchmarks/speed_page.py
 
-Where the page says `<!-- measured: NAME -->`, the lines up to `<!-- end -->` become what docs/benchmarks/NAME.json
-holds. If there is no such file, they stay as they are.
+The lines between `<!-- measured: NAME -->` and `<!-- end -->` are replaced by the tables of docs/benchmarks/NAME.json.
+If there is no such file, they stay as they are.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GROWS = {
     "samples": "remembered samples",
     "tokens": "tokens of a text",
 }
-"""What a step grows with, and how the axis of the figure says it."""
+"""The sizes with which a step grows, and their titles in the figure."""
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -44,7 +44,7 @@ def filled(page: str) -> str:
 
 
 def shown(name: str) -> str:
-    """A measurement as the page has it, or nothing if there is none."""
+    """The text for a measurement on the page; empty if there is no measurement."""
     path = DOCS / "benchmarks" / f"{name}.json"
     if not path.exists():
         return ""
@@ -57,7 +57,7 @@ def shown(name: str) -> str:
 
 
 def tables(measured: Mapping[str, Any]) -> list[Table]:
-    """The table of steps, with how everything was measured below it, and that of answers."""
+    """The table of steps, with notes on the measurements below it, and the table of answers."""
     steps, answers = ([row for row in measured[kind] if not row["along"]] for kind in ("steps", "answers"))
     return [
         *([step_table(steps, how(measured["about"]))] if steps else []),
@@ -66,7 +66,7 @@ def tables(measured: Mapping[str, Any]) -> list[Table]:
 
 
 def step_table(steps: Rows, notes: Sequence[str]) -> Table:
-    """A row for each number of classes and each force. Where this is an impulse, the baseline has it at every step."""
+    """A row for each number of classes and each force. The baseline has an impulse at every step instead."""
     gpu = any(row["peak"] is not None for row in steps)
     plain = {(row["classes"], row["repulsion"]): row for row in steps if "plain_mean" in row}
     rows: list[Row] = []
@@ -122,13 +122,13 @@ def _mib(peak: int | None) -> Cell:
 
 
 def backbone_name(about: Mapping[str, Any]) -> str:
-    """The backbone in words, with the type that it computes in."""
+    """The backbone in words, with its floating-point type."""
     shape = "the shape of CLIP ViT-B/16 with random weights" if about["backbone"] == "random" else about["backbone"]
     return f"{shape}, {about['dtype']}"
 
 
 def how(about: Mapping[str, Any]) -> list[str]:
-    """On what, and how, the times were measured."""
+    """Notes on the machine, and on how the times were measured."""
     threads = "" if about["device"].startswith("cuda") else f", {about['threads']} threads"
     captured = "passes captured and compiled" if about["captured"] else "operation by operation"
     return [
@@ -155,7 +155,7 @@ def force_name(row: Mapping[str, Any]) -> str:
 
 
 def growth_figure(measured: Mapping[str, Any]) -> Figure:
-    """Medians of a step against four sizes, and of an answer against samples; the plain baseline is dashed."""
+    """Median times of a step against four sizes, and of an answer against samples. The plain baseline is dashed."""
     steps = [row for row in measured["steps"] if row["along"]]
     answers = [row for row in measured["answers"] if row["along"]]
     panels = [name for name in GROWS if any(row["along"] == name for row in steps)]
@@ -185,7 +185,7 @@ def growth_figure(measured: Mapping[str, Any]) -> Figure:
 
 
 def _lines(axes: Axes, rows: Rows, along: str, time: str, name: str, index: int) -> dict[str, Any]:
-    """Draw a line of `rows` and, where the baseline was timed, a dashed one; the lines by name."""
+    """Draw a line of `rows` and, if the baseline was timed, a dashed one. Returns the lines by name."""
     drawn = {}
     colour, marker = line_style(index)
     for key, label, dashes in ((time, name, "-"), (f"plain_{time}", f"{name}, plain", "--")):
@@ -197,7 +197,7 @@ def _lines(axes: Axes, rows: Rows, along: str, time: str, name: str, index: int)
 
 
 def _finish(axes: Axes, x: str, y: str) -> None:
-    """Logarithmic axes with a tick at each size that was measured."""
+    """Make the axes logarithmic, with a tick at each measured size."""
     bare_axes(axes)
     axes.set(xlabel=x, ylabel=y, xscale="log", yscale="log")
     sizes = np.unique(np.concatenate([np.asarray(line.get_xdata()) for line in axes.lines]))
@@ -209,7 +209,7 @@ def _finish(axes: Axes, x: str, y: str) -> None:
 
 
 def main() -> None:
-    """Renew the page and the figures."""
+    """Write the page and the figures anew."""
     write_atomically(DOCS / "performance.md", filled((DOCS / "performance.md").read_text(encoding="utf-8")))
     for path in sorted((DOCS / "benchmarks").glob("bench-*.json")):
         measured = read_json(path, "a measurement")

@@ -1,4 +1,4 @@
-"""A large pool of drawn, captioned pictures, and which captions fit which pictures."""
+"""A large pool of drawn pictures with captions, and a test of which captions fit which pictures."""
 
 import multiprocessing
 from collections import defaultdict
@@ -10,11 +10,11 @@ import torch
 from captioned import Facts, draw_example
 
 CHUNK = 1000
-"""Pictures to a random seed, so that the pool does not depend on the number of workers."""
+"""The number of pictures from one random seed, so that the pool does not depend on the number of workers."""
 
 
 class Pool(NamedTuple):
-    """n captioned pictures: images (n, 64, 64, 3) bytes; seen and said (n, facts) integers, 0 for open."""
+    """n captioned pictures: images (n, 64, 64, 3) bytes; seen and said (n, facts) integers, 0 for an open fact."""
 
     images: np.ndarray
     captions: list[str]
@@ -22,12 +22,12 @@ class Pool(NamedTuple):
     said: np.ndarray
 
     def part(self, which: slice) -> "Pool":
-        """Some of the pictures, with all that belongs to them."""
+        """Some of the pictures, with their captions and facts."""
         return Pool(self.images[which], self.captions[which], self.seen[which], self.said[which])
 
 
 def draw_chunk(job: tuple[int, int]) -> tuple[np.ndarray, list[str], list[Facts], list[Facts]]:
-    """The chunk of a pool with the given number, from a seed of its own."""
+    """Draw the chunk of a pool with this number, from a seed of its own."""
     seed, number = job
     rng = np.random.default_rng([seed, number])
     examples = [draw_example(rng) for _ in range(CHUNK)]
@@ -40,7 +40,7 @@ def draw_chunk(job: tuple[int, int]) -> tuple[np.ndarray, list[str], list[Facts]
 
 
 def draw_pool(seed: int, chunks: int, workers: int) -> Pool:
-    """All chunks in order, drawn by `workers` processes; every distinct fact gets a number from 1 up."""
+    """Draw all chunks in `workers` processes. Each distinct fact is numbered, from 1 up."""
     numbers: list[defaultdict[str, int]] = [defaultdict() for _ in Facts._fields]
     for number_of in numbers:
         number_of.default_factory = number_of.__len__
@@ -63,7 +63,7 @@ def draw_pool(seed: int, chunks: int, workers: int) -> Pool:
 
 
 def fits(seen: torch.Tensor, said: torch.Tensor) -> torch.Tensor:
-    """(n, m) booleans: caption j, with facts said[j], fits image i, with facts seen[i], where both give a fact."""
+    """(n, m) booleans: whether each fact of caption j, said[j], is open or equals that of image i, seen[i]."""
     agree = torch.ones(len(seen), len(said), dtype=torch.bool, device=seen.device)
     for shown, told in zip(seen.unbind(1), said.unbind(1), strict=True):
         agree &= (told == 0) | (told == shown[:, None])

@@ -1,4 +1,4 @@
-"""A load test of `rebapl serve`: clients that ask about one image again and again, and how long they wait.
+"""A load test of `rebapl serve`: clients send one image again and again, and their waiting times are measured.
 
 python tools/load_serve.py http://127.0.0.1:8000 photo.jpg --clients 8 --seconds 20
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 
 
 def load(address: str, image: Path, clients: int, seconds: float) -> tuple[list[float], int]:
-    """The seconds that each answered request took, and how many requests were refused."""
+    """Send requests for this time. Returns the seconds of each answered one, and the number of refused ones."""
     body = json.dumps({"image": base64.b64encode(image.read_bytes()).decode()}).encode()
     waits: list[float] = []
     refused = 0
@@ -47,17 +47,17 @@ def main() -> None:
     parser.add_argument("image", type=Path)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=20.0)
-    given = parser.parse_args()
-    urllib.request.urlopen(f"{given.address}/about").close()  # an address where nobody answers is an error at once
+    options = parser.parse_args()
+    urllib.request.urlopen(f"{options.address}/about").close()  # fails at once if nobody answers at this address
     start = time.perf_counter()
-    waits, refused = load(given.address, given.image, given.clients, given.seconds)
+    waits, refused = load(options.address, options.image, options.clients, options.seconds)
     spent = time.perf_counter() - start
     cuts = statistics.quantiles(waits, n=100)
     print(
-        f"{given.clients} clients: {len(waits) / spent:.1f} requests a second, p50 {1000 * cuts[49]:.0f} ms, "
+        f"{options.clients} clients: {len(waits) / spent:.1f} requests a second, p50 {1000 * cuts[49]:.0f} ms, "
         f"p99 {1000 * cuts[98]:.0f} ms, {refused} refused"
     )
-    with urllib.request.urlopen(f"{given.address}/about") as response:
+    with urllib.request.urlopen(f"{options.address}/about") as response:
         print(f"answered together so far: {json.load(response)['answered_together']}")
 
 

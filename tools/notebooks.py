@@ -1,4 +1,4 @@
-"""Run the notebooks of docs/notebooks without Jupyter, and keep in them what their cells print and draw.
+"""Run the notebooks of docs/notebooks without Jupyter, and store in them what their cells print and draw.
 
 python tools/notebooks.py
 """
@@ -20,20 +20,20 @@ FOLDER = Path(__file__).resolve().parents[1] / "docs" / "notebooks"
 
 
 def run(notebook: dict[str, Any], change: Callable[[str], str] = str) -> dict[str, Any]:
-    """Run the code cells one after the other and store what each prints and draws; gives the names that are left.
+    """Run the code cells in their order, and store in each what it prints and draws. Returns the names they define.
 
-    `change` makes the code that is run of the code of a cell, which itself stays as it is.
+    `change` turns the code of a cell into the code that is run. The notebook keeps the original code.
     """
     matplotlib.use("agg")
     names: dict[str, Any] = {"__name__": "notebook"}
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     for number, cell in enumerate(cells, 1):
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
             exec(compile(change("".join(cell["source"])), f"cell {number}", "exec"), names)
         cell["execution_count"], cell["outputs"] = number, []
-        if said.getvalue():
-            lines = said.getvalue().splitlines(keepends=True)
+        if printed.getvalue():
+            lines = printed.getvalue().splitlines(keepends=True)
             cell["outputs"].append({"output_type": "stream", "name": "stdout", "text": lines})
         for figure in pyplot.get_fignums():
             cell["outputs"].append(_picture(pyplot.figure(figure)))

@@ -1,4 +1,4 @@
-"""Draws the report of `study.py`: every kind of inference against an ensemble with as many epochs.
+"""Draws the report of `study.py`: each kind of inference against an ensemble with the same number of epochs.
 
 python tools/plot_study.py docs/benchmarks/choice.json docs/images/benchmarks.png
 """
@@ -18,7 +18,7 @@ KINDS = (OURS, "no force", "csghmc", "mle, 3× epochs", "mle")
 
 
 def plot(records: list[Record], out: Path) -> None:
-    """A column for each protocol and method, a row for each score; bars are one standard error over the tasks."""
+    """Draw a column for each protocol and method, a row for each score. Bars are one standard error over the tasks."""
     records = of(records, stage="report", task=REPORT_ONLY)
     columns = {
         f"{protocol}, {title}": of(records, protocol=str(protocol), method=method)
@@ -30,10 +30,10 @@ def plot(records: list[Record], out: Path) -> None:
     for row, (score, label) in zip(grid, SCORES.items(), strict=True):
         for axes, (title, own) in zip(row, columns.items(), strict=True):
             for height, kind in enumerate(KINDS):
-                found = difference(own, kind, ENSEMBLE, score)
-                error = None if math.isnan(found.over_cells) else found.over_cells
+                mean = difference(own, kind, ENSEMBLE, score)
+                error = None if math.isnan(mean.over_cells) else mean.over_cells
                 color = VERMILION if kind == OURS else DARK_GREY
-                axes.errorbar(found.value, height, xerr=error, fmt="o", color=color, markersize=5, capsize=2)
+                axes.errorbar(mean.value, height, xerr=error, fmt="o", color=color, markersize=5, capsize=2)
             axes.axvline(0, color=GREY, linewidth=0.8, zorder=0)
             axes.set_yticks(range(len(KINDS)), KINDS)
             axes.set_ylim(len(KINDS) - 0.4, -0.6)

@@ -35,7 +35,7 @@ from drawn_pool import CHUNK, Pool, draw_pool, fits
 from score_mini import IMAGE_MEAN, IMAGE_STD, Encoders, task_scores
 
 HELD_OUT = 2
-"""Chunks drawn beyond the pool to score the finished model on."""
+"""The number of further chunks, on which the finished model is scored."""
 
 START, END = "<|startoftext|>", "<|endoftext|>"
 POSITIONS = 48
@@ -55,7 +55,7 @@ def train_tokenizer(captions: Sequence[str], vocabulary: int) -> PreTrainedToken
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    # Plain words are repeated, lest the few words of the captions take every merge.
+    # Plain words are repeated, because otherwise the few words of the captions would take every merge.
     bpe.train_from_iterator([*captions, *words * 20], trainer)
     bpe.post_processor = processors.TemplateProcessing(
         single=f"{START} $A {END}", special_tokens=[(START, 0), (END, 1)]
@@ -89,7 +89,10 @@ def mini_config(vocabulary: int) -> CLIPConfig:
 
 
 def augment(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """(n, 64, 64, 3) bytes to (n, 3, 64, 64) normalised: moved, zoomed and turned a little, light and noise varied."""
+    """Turn bytes (n, 64, 64, 3) into normalised pixels (n, 3, 64, 64).
+
+    Each picture is moved, zoomed and rotated a little, and its light and its noise vary.
+    """
     n, device = len(images), images.device
 
     def uniform(low: float, high: float, *shape: int) -> torch.Tensor:
@@ -114,21 +117,21 @@ def augment(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def contrastive_loss(similarity: torch.Tensor, positive: torch.Tensor) -> torch.Tensor:
-    """The loss above for images against captions; similarity and positive are (n, n)."""
+    """The loss of the module's docstring for images against captions. Both arguments are (n, n)."""
     rivals = similarity.masked_fill(positive, -math.inf).logsumexp(1, keepdim=True)
     per_pair = functional.softplus(rivals - similarity) * positive
     return (per_pair.sum(1) / positive.sum(1)).mean()
 
 
 def batches(n: int, size: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
-    """Endless batches of indices; every index comes once before any comes twice, short ends are left out."""
+    """Endless batches of indices, in a new order in each epoch. The incomplete last batch of an epoch is left out."""
     while True:
         order = torch.randperm(n, generator=generator, device=generator.device)
         yield from order[: n - n % size].split(size)
 
 
 def optimizer_for(model: CLIPModel, lr: float, fused: bool) -> torch.optim.Optimizer:
-    """AdamW that decays matrices only."""
+    """AdamW with weight decay for matrices only."""
     matrices = [p for p in model.parameters() if p.ndim >= 2]
     others = [p for p in model.parameters() if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}]
@@ -181,7 +184,7 @@ def train(model: CLIPModel, pool: Pool, tokens: torch.Tensor, chosen: argparse.N
 
 
 def held_out_score(encoders: Encoders, pool: Pool) -> float:
-    """Percent of new pictures whose nearest caption, of all new captions, fits them."""
+    """Percentage of new pictures that the nearest of all new captions fits."""
     nearest = (encoders.images(pool.images) @ encoders.texts(pool.captions).T).argmax(1).cpu()
     right = fits(torch.from_numpy(pool.seen), torch.from_numpy(pool.said))
     return round(100 * right[torch.arange(len(nearest)), nearest].float().mean().item(), 2)

@@ -1,10 +1,10 @@
-"""How large the package is: files and lines of code of each room, and the names that more than one class has.
+"""Show how large the package is: files and lines of code of each room, and class names that occur more than once.
 
     python tools/rooms.py
     python tools/rooms.py tests
 
-A room is a folder of the package. Lines of code are those with code on them: docstrings, comments and blank lines do
-not count.
+A room is a folder of the package. Lines of code are those with code on them: docstrings, comments and blank lines are
+not counted.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def rooms(package: Path) -> tuple[dict[str, tuple[int, int]], Counter[str]]:
 
 
 def main() -> None:
-    """Print the table, and the names that stand twice."""
+    """Print the table, and the class names that occur more than once."""
     sizes, classes = rooms(Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else PACKAGE)
     for room, (files, lines) in sorted(sizes.items()):
         print(f"{room:14}{files:6}{lines:8}")

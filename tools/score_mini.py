@@ -1,6 +1,6 @@
 """Zero-shot scores of a CLIP folder on the training and validation images of the embedded tasks.
 
-The test images stay out of it: these scores are for tuning the drawings.
+The test images are not used, because these scores are for tuning the drawings.
 
     python tools/score_mini.py src/rebapl/backbones/mini
 """
@@ -18,11 +18,11 @@ from transformers import AutoTokenizer, CLIPModel
 from rebapl.data.embedded import EMBEDDED
 
 IMAGE_MEAN, IMAGE_STD = 0.5, 0.25
-"""Per channel; also what preprocessor_config.json says."""
+"""The same for all channels, as in preprocessor_config.json."""
 
 
 class Encoders:
-    """Both towers of a CLIP folder, giving features of unit length for arrays of images and for captions."""
+    """Both towers of a CLIP folder. They turn arrays of images, and captions, into features of unit length."""
 
     def __init__(self, folder: Path, device: str) -> None:
         self.model = CLIPModel.from_pretrained(folder, dtype=torch.float32).to(device).eval()
@@ -48,7 +48,7 @@ class Encoders:
 
 
 def task_scores(encoders: Encoders) -> dict[str, float]:
-    """Top-1 accuracy in percent by task; `digits` only where scikit-learn, which holds its images, is there."""
+    """Top-1 accuracy in percent by task. `digits` is left out without scikit-learn, which contains its images."""
     scores = {}
     for name, task in EMBEDDED.items():
         if name == "digits" and importlib.util.find_spec("sklearn") is None:

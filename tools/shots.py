@@ -5,13 +5,13 @@
     python tools/shots.py take --study docs/benchmarks/choice.json --out docs/benchmarks/shots.csv
     python tools/shots.py show --out docs/benchmarks/shots.csv
 
-Few-shot over all classes with 1, 2, 4, 8 and 16 images of each, on test images, seeds 1 and 2. `run` does what is
-missing of `HEADS` or of `PROMPTS`; `take` takes rows of `PROMPTS` with 4 and 16 images from the records of `study.py`.
-A run that is done is not done again, and other rows stay.
+Few-shot over all classes with 1, 2, 4, 8 and 16 images of each, on test images, seeds 1 and 2. `run` does the missing
+runs of `HEADS` or of `PROMPTS`. `take` copies rows of `PROMPTS` with 4 and 16 images from the records of `study.py`. A
+run that is done is not done again, and other rows of the table stay.
 
-**The rule** for the head that `rebapl learn` takes, written down before the runs: on the development tasks (DTD,
-SCENE-15, EuroSAT, Caltech101), 4 and 16 shots, of the heads whose mean accuracy is at most 0.25 points below the
-highest, the one of the lowest mean NLL. OxfordPets, Flowers102 and Tiny-60 only report.
+**The rule** for the head that `rebapl learn` uses, written down before the runs: on the development tasks (DTD,
+SCENE-15, EuroSAT, Caltech101) with 4 and 16 shots, take the heads whose mean accuracy is at most 0.25 points below the
+highest, and of these the one with the lowest mean NLL. OxfordPets, Flowers102 and Tiny-60 have no part in the choice.
 """
 
 from __future__ import annotations
@@ -64,32 +64,32 @@ def record(folder: Path, task: str, shots: int, method: str, inference: str | No
     return {**what, **scores, "seconds": round(result.seconds.training or 0.0, 2), "device": result.device}
 
 
-def run(asked: argparse.Namespace) -> None:
-    """Run what is missing, and write a row for each run."""
+def run(options: argparse.Namespace) -> None:
+    """Do the missing runs, and write a row for each finished one."""
     wanted = [
         (task, int(shots), method, inference, int(seed))
-        for method, inference in {"heads": HEADS, "prompts": PROMPTS}[asked.learned]
-        for seed in asked.seeds.split(",")
-        for shots in asked.shots.split(",")
-        for task in asked.tasks.split(",")
+        for method, inference in {"heads": HEADS, "prompts": PROMPTS}[options.learned]
+        for seed in options.seeds.split(",")
+        for shots in options.shots.split(",")
+        for task in options.tasks.split(",")
     ]
     jobs = {}
     for task, shots, method, inference, seed in wanted:
         setting = Setting(inference or "mle")
         row = "zero-shot" if inference is None else method
-        made = config(task, method, row, setting, Protocol("few-shot", shots), seed, asked.root, asked.photo)
-        made = made.changed(method=method, inference=inference)
-        jobs[task, shots, method, inference, seed] = Job.of(made, asked.runs, root=asked.root)
-    engine = LocalEngine(None if asked.device is None else [asked.device], asked.jobs)
+        run_config = config(task, method, row, setting, Protocol("few-shot", shots), seed, options.root, options.photo)
+        run_config = run_config.changed(method=method, inference=inference)
+        jobs[task, shots, method, inference, seed] = Job.of(run_config, options.runs, root=options.root)
+    engine = LocalEngine(None if options.device is None else [options.device], options.jobs)
     for outcome in engine.run(list(jobs.values())):
         if outcome.failure is not None:
             print(f"{outcome.folder.name}: {outcome.failure}", flush=True)
-    write([record(job.folder, *key) for key, job in jobs.items() if job.is_done()], asked.out)
+    write([record(job.folder, *key) for key, job in jobs.items() if job.is_done()], options.out)
 
 
-def take(asked: argparse.Namespace) -> None:
-    """Take the prompts with 4 and 16 images from the records of a study."""
-    records = read_json(asked.study, "a study")["records"]
+def take(options: argparse.Namespace) -> None:
+    """Write rows for the prompts with 4 and 16 images from the records of a study."""
+    records = read_json(options.study, "a study")["records"]
     ours = {"choice": by_second_rule(records)[0], "second": by_second_rule(records)[0], "report": OURS}
     rows: list[dict[str, Any]] = []
     for each in records:
@@ -101,11 +101,11 @@ def take(asked: argparse.Namespace) -> None:
             scores = {name: each[name] for name in ("accuracy", "nll", "ece", "aurc")}
             seconds = round(each["seconds"], 1)
             rows.append({**what, "seed": each["seed"], **scores, "seconds": seconds, "device": STUDIED_ON})
-    write(rows, asked.out)
+    write(rows, options.out)
 
 
 def write(rows: Sequence[Mapping[str, Any]], out: Path) -> None:
-    """Write these rows, and those that are there of other runs."""
+    """Write these rows, and keep the rows of other runs that are in the file."""
     done = {tuple(str(row[key]) for key in FIELDS[:5]) for row in rows}
     others = [row for row in read(out) if tuple(row[key] for key in FIELDS[:5]) not in done]
     order = [f"{method} · {inference or '–'}" for method, inference in (*HEADS, *PROMPTS)]
@@ -117,7 +117,7 @@ def write(rows: Sequence[Mapping[str, Any]], out: Path) -> None:
 
 
 def read(path: Path) -> list[dict[str, str]]:
-    """The rows that are there."""
+    """The rows in a file; none if it does not exist."""
     if not path.exists():
         return []
     with path.open(encoding="utf-8", newline="") as file:
@@ -129,7 +129,7 @@ def name_of(row: dict[str, str]) -> str:
 
 
 def mean(rows: Iterable[dict[str, str]], score: str) -> float | None:
-    """The mean over tasks of the means over seeds: a task counts once, however many seeds it has."""
+    """The mean over tasks of the means over seeds, so that the number of seeds of a task makes no difference."""
     by_task: dict[str, list[float]] = {}
     for row in rows:
         by_task.setdefault(row["task"], []).append(float(row[score]))
@@ -137,7 +137,7 @@ def mean(rows: Iterable[dict[str, str]], score: str) -> float | None:
 
 
 def table(rows: Sequence[dict[str, str]], tasks: Sequence[str]) -> str:
-    """A row for each method, means over tasks and seeds: accuracy and NLL by shots, and further scores at 16 shots."""
+    """A row for each method with means over tasks and seeds: accuracy and NLL by shots, other scores at 16 shots."""
     rows = [row for row in rows if row["task"] in tasks]
     lines: list[Row] = []
     for name in dict.fromkeys(map(name_of, rows)):
@@ -156,7 +156,7 @@ def table(rows: Sequence[dict[str, str]], tasks: Sequence[str]) -> str:
 
 
 def chosen(rows: Sequence[dict[str, str]]) -> str:
-    """The head that the rule names."""
+    """The head that the rule chooses."""
     heads = {method if inference is None else f"{method} · {inference}" for method, inference in HEADS[1:]}
     own = [row for row in rows if row["task"] in CHOOSING and row["shots"] in ("4", "16") and name_of(row) in heads]
     accuracy, nll = (
@@ -173,19 +173,19 @@ def main() -> None:
     parser.add_argument("--photo", help="backbone")
     parser.add_argument("--runs", type=Path, default=Path("runs/shots"), help="where runs are kept")
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks/shots.csv"), help="the table as CSV")
-    parser.add_argument("--tasks", default=",".join(TASKS), help="with commas")
-    parser.add_argument("--learned", choices=["heads", "prompts"], default="heads", help="what is run")
-    parser.add_argument("--shots", default=",".join(map(str, reversed(SHOTS))), help="with commas")
-    parser.add_argument("--seeds", default=",".join(map(str, SEEDS)), help="with commas")
+    parser.add_argument("--tasks", default=",".join(TASKS), help="separated by commas")
+    parser.add_argument("--learned", choices=["heads", "prompts"], default="heads", help="what to run")
+    parser.add_argument("--shots", default=",".join(map(str, reversed(SHOTS))), help="separated by commas")
+    parser.add_argument("--seeds", default=",".join(map(str, SEEDS)), help="separated by commas")
     parser.add_argument("--study", type=Path, default=Path("docs/benchmarks/choice.json"), help="records of study.py")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--device", help="cpu, cuda …")
-    asked = parser.parse_args()
-    if asked.what == "run":
-        run(asked)
-    elif asked.what == "take":
-        take(asked)
-    rows = read(asked.out)
+    options = parser.parse_args()
+    if options.what == "run":
+        run(options)
+    elif options.what == "take":
+        take(options)
+    rows = read(options.out)
     for title, tasks in TABLES.items():
         print(f"{title}:\n", table(rows, tasks), sep="\n")
     print(f"by the rule: {chosen(rows)}")

@@ -1,7 +1,7 @@
-"""What the documentation site does beyond mkdocs: it takes in pages that lie beside `docs`, and leads links to them.
+"""Hooks of mkdocs for the documentation site: they add pages from outside `docs`, and change links to fit the site.
 
-The pages are read on the site and as files of the repository, and a link must work in both. On the site there is only
-what lies in `docs`. So here, and nowhere else,
+The pages are read on the site and as files of the repository, and their links must work in both. The site has only the
+files in `docs`. Therefore
 
 * CONTRIBUTING.md, SECURITY.md and CHANGELOG.md become pages of the site, and so do the notebooks;
 * a link to one of them, or from one of them, leads to the page on the site;
@@ -20,7 +20,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = {"contributing.md": "CONTRIBUTING.md", "security.md": "SECURITY.md", "changes.md": "CHANGELOG.md"}
-"""The pages of the site that lie beside `docs`, and the files that they are."""
+"""The pages of the site that are made from files outside `docs`, and these files."""
 
 NOTEBOOKS = sorted(DOCS.rglob("*.ipynb"))
 
@@ -29,8 +29,8 @@ _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#\s:]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the pages that lie beside `docs`; mkdocs calls this once."""
-    from mkdocs.structure.files import File  # here alone: the tests of links do not need mkdocs
+    """Add the pages from outside `docs`. mkdocs calls this once."""
+    from mkdocs.structure.files import File  # not above, because the tests of links do not need mkdocs
 
     for page, source in PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
@@ -41,12 +41,12 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Lead the links of a page; mkdocs calls this for each."""
+    """Change the links of a page. mkdocs calls this for each page."""
     return for_the_site(markdown, page.file.src_uri)
 
 
 def for_the_site(markdown: str, page: str) -> str:
-    """The text of a page with links that work on the site. `page` is its path there.
+    """The text of a page, with links that work on the site. `page` is the path of the page on the site.
 
     >>> for_the_site("Read [the code](../tools/site_hooks.py).", "data.md")
     'Read the code (`tools/site_hooks.py`).'
@@ -57,17 +57,17 @@ def for_the_site(markdown: str, page: str) -> str:
     """
     parts, end = [], 0
     for fenced in _FENCED.finditer(markdown):
-        parts += [_LINK.sub(lambda link: _led(link, page), markdown[end : fenced.start()]), fenced.group()]
+        parts += [_LINK.sub(lambda link: _on_the_site(link, page), markdown[end : fenced.start()]), fenced.group()]
         end = fenced.end()
-    return "".join([*parts, _LINK.sub(lambda link: _led(link, page), markdown[end:])])
+    return "".join([*parts, _LINK.sub(lambda link: _on_the_site(link, page), markdown[end:])])
 
 
-def _led(link: re.Match[str], page: str) -> str:
+def _on_the_site(link: re.Match[str], page: str) -> str:
     text, path, anchor = link.group(1), link.group(2), link.group(3) or ""
     source = ROOT / PAGES[page] if page in PAGES else DOCS / page
     target = Path(os.path.normpath(source.parent / path))
-    beside = {ROOT / file: name for name, file in PAGES.items()} | {path: _page_of(path) for path in NOTEBOOKS}
-    on_site = beside.get(target) or (target.relative_to(DOCS).as_posix() if target.is_relative_to(DOCS) else None)
+    pages = {ROOT / file: name for name, file in PAGES.items()} | {path: _page_of(path) for path in NOTEBOOKS}
+    on_site = pages.get(target) or (target.relative_to(DOCS).as_posix() if target.is_relative_to(DOCS) else None)
     if on_site is not None:
         return f"[{text}]({os.path.relpath(on_site, Path(page).parent)}{anchor})"
     if not target.exists():
@@ -77,7 +77,7 @@ def _led(link: re.Match[str], page: str) -> str:
 
 
 def as_markdown(notebook: dict[str, Any]) -> str:
-    """A notebook as a page: its prose, its code, and what the cells printed and drew."""
+    """A notebook as a page: its text, its code, and what its cells printed and drew."""
     parts = []
     for cell in notebook["cells"]:
         source = "".join(cell["source"])

@@ -1,7 +1,7 @@
-"""A thousand tiny runs through the local pool, and a thousand through Ray: `make soak`.
+"""Do a thousand tiny runs with the local engine, and a thousand with Ray: `make soak`.
 
-Each run must be done exactly once, and the memory of the driver, which hands them out, must stay flat. The numbers go
-to `docs/benchmarks/soak.json`.
+Each run must be done exactly once, and the memory of the process that hands them out must not grow. The numbers are
+written to `docs/benchmarks/soak.json`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rebapl.runs.run import Job
 
 OUT = Path(__file__).parents[1] / "docs" / "benchmarks" / "soak.json"
 GROWTH_MIB = 32.0
-"""By how much the memory of the driver may grow after the first fifth of the runs."""
+"""The largest growth of the memory of this process after the first fifth of the runs, in MiB."""
 
 
 def tiny(seed: int) -> RunConfig:
@@ -33,13 +33,13 @@ def tiny(seed: int) -> RunConfig:
 
 
 def resident() -> float:
-    """The memory of this process in MiB."""
+    """The resident memory of this process in MiB."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
 
 
 def soak(name: str, engine: Engine[Any], count: int, runs: Path) -> dict[str, Any]:
-    """Do `count` runs on an engine, and say how that went."""
+    """Do `count` runs on an engine, and return the record of it."""
     jobs = [Job.of(tiny(seed), runs) for seed in range(1, count + 1)]
     ends: Counter[Path] = Counter()
     memory: list[float] = []
@@ -67,7 +67,7 @@ def soak(name: str, engine: Engine[Any], count: int, runs: Path) -> dict[str, An
 
 
 def check(record: dict[str, Any]) -> None:
-    """Stop with an error if a run was lost or done twice, or if the memory grew."""
+    """Stop with an error if a run was lost or done twice, or if the memory grew too much."""
     count = record["runs"]
     if not (record["done"] == record["results"] == count and record["reported_once"] and not record["left_behind"]):
         raise SystemExit(f"not every run was done exactly once: {record}")
@@ -81,14 +81,16 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=1000, help="runs on each engine")
     parser.add_argument("--engines", nargs="+", default=["local", "ray"])
     parser.add_argument("--out", type=Path, default=OUT)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     engines: dict[str, Engine[Any]] = {"local": LocalEngine(["cpu"], 2), "ray": RayEngine(Path(), gpus=0)}
     records = []
-    for name in asked.engines:
+    for name in options.engines:
         with tempfile.TemporaryDirectory() as folder:
-            records.append(soak(name, engines[name], asked.runs, Path(folder)))
+            records.append(soak(name, engines[name], options.runs, Path(folder)))
         check(records[-1])
-        write_json(asked.out, {"python": platform.python_version(), "machine": platform.machine(), "engines": records})
+        write_json(
+            options.out, {"python": platform.python_version(), "machine": platform.machine(), "engines": records}
+        )
 
 
 if __name__ == "__main__":

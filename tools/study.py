@@ -1,13 +1,13 @@
-"""The study behind the preset `rebapl`: settings are chosen on some tasks, and what they are worth is told on others.
+"""The study behind the preset `rebapl`: its settings are chosen on some tasks, and reported on others.
 
     python tools/study.py run  --root DATA --photo BACKBONE --runs RUNS --out OUT [--jobs 14] [--seconds 560]
                                [--records docs/benchmarks/choice.json]
     python tools/study.py show --records OUT/records.json
 
-**Tasks.** Five development tasks: ten classes of DTD, EuroSAT, SCENE-15 and Caltech101 with the backbone given, digits
-with `mini`. Three tasks that only report: OxfordPets, Flowers102 and 60 classes of Tiny-ImageNet. Two protocols:
-base-to-novel at 16 shots, and few-shot over all classes at 16 and at 4 shots. E is the published number of epochs of a
-method; every row but `mle` and `zero-shot` trains for about 3·E epochs in all.
+**Tasks.** Five development tasks: ten classes of DTD, EuroSAT, SCENE-15 and Caltech101 with the backbone of --photo,
+and digits with `mini`. Three tasks that only report: OxfordPets, Flowers102 and 60 classes of Tiny-ImageNet. Two
+protocols: base-to-novel at 16 shots, and few-shot over all classes at 16 and at 4 shots. E is the published number of
+epochs of a method. Every row except `mle` and `zero-shot` trains for about 3·E epochs in all.
 
 **The rule**, written down before the runs. *Accuracy* is the harmonic mean of base and novel accuracy in base-to-novel,
 and the accuracy in few-shot; NLL is that of test images. A cell is a protocol, task and method; differences are paired
@@ -15,9 +15,9 @@ by seed.
 
 1. Choice, on test images of the development tasks: the `CANDIDATES` and the ensemble, MaPLe and MMRL, base-to-novel and
    few-shot at 16 shots, seeds 1 and 2 (Caltech101, which costs as much as the others together: base-to-novel, seed 1).
-   Of the candidates whose mean accuracy over cells is at most 0.25 points below the ensemble's, the one of the lowest
-   mean NLL is the preset; if there is none, that of the highest accuracy.
-2. Second choice, because the first left out what people do most: few images of many classes. To the cells come few-shot
+   Of the candidates whose mean accuracy over cells is at most 0.25 points below the ensemble's, the one with the
+   lowest mean NLL becomes the preset; if there is none, the one with the highest accuracy.
+2. Second choice, because the first left out the most common use: few images of many classes. The new cells are few-shot
    at 4 shots on all development tasks (Caltech101: seed 1) and at 16 shots on Caltech101 (seed 1), the candidates are
    those of `SECOND`, and the rule is the first one. (Before these runs a stricter one stood here: an accuracy not below
    the ensemble's, and on Caltech101 at most 0.25 points below it. No candidate meets it, and what it named for that
@@ -25,11 +25,12 @@ by seed.
    what sampling is for, so the first rule stands. This was decided before any run on the tasks that only report.)
 3. The mass matrix is for recipes with AdamW. Recipes with SGD have it too if, on MaPLe, `mass matrix` is better than
    `before` in accuracy and in NLL.
-4. Report, on the three tasks that had no part in choosing, and beside them on the development tasks: all rows of
+4. Report, on the three tasks that had no part in choosing, and also on the development tasks: all rows of
    `reported` in the three protocols, seeds 1 to 3, MaPLe and MMRL; CoOp, IVLP and PromptSRC on DTD and SCENE-15.
-   Nothing is chosen by these runs. Seed 1 on the three tasks comes first, in case that the time ends before the rest.
+   Nothing is chosen by these runs. Seed 1 on the three tasks comes first, in case the time is not enough for the rest.
 
-What is done in --runs is not done again, nor what --records has: the same command goes on where --seconds stopped it.
+Runs that are finished in --runs or that have a record in --records are not done again, so that the same command
+continues where --seconds stopped it.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ SPLITS = {
     "dtd": "split_subset_DescribableTextures.json",
 }
 LISTS = ("scene15", "tiny60")
-"""Tasks that are a file `list.csv` of images in their folder."""
+"""Tasks whose images are listed in a file `list.csv` in their folder."""
 
 FOLDERS = {task: task for task in (*DEVELOPMENT, *REPORT_ONLY)} | {"caltech101": "caltech-101"}
 
@@ -72,7 +73,7 @@ OTHER_METHODS = ("coop", "ivlp", "promptsrc")
 
 
 class Protocol(NamedTuple):
-    """What is trained on: `base-to-novel` or `few-shot`, and the number of images per class."""
+    """`base-to-novel` or `few-shot`, with the number of training images per class."""
 
     name: str
     shots: int
@@ -84,13 +85,13 @@ class Protocol(NamedTuple):
 NOVEL, SIXTEEN, FOUR = Protocol("base-to-novel", 16), Protocol("few-shot", 16), Protocol("few-shot", 4)
 
 LEEWAY = 0.25
-"""Points of accuracy by which a candidate may lie below the ensemble."""
+"""How far the accuracy of a candidate may lie below the ensemble's, in points."""
 
 
 class Setting(NamedTuple):
-    """A kind of inference, changes to its preset, and how many times the published epochs.
+    """A kind of inference with changes to its preset. It trains for `times` the published number of epochs.
 
-    `shares` are lengths in units of E: of a cycle (`epochs`) and of the first one (`first_epochs`).
+    `shares` has the lengths of a cycle (`epochs`) and of the first one (`first_epochs`), in units of E.
     """
 
     inference: str
@@ -112,7 +113,7 @@ BEFORE: dict[str, Any] = {
         "force": {"kind": "fading", "fraction": 1.0}, "images": 32, "memory": "all", "stage": "exploration", "every": 4,
     },
 }  # fmt: skip
-"""What the preset was before this study, written out so that these runs stay what they are when the preset changes."""
+"""The preset before this study, written out in full, so that these runs stay the same when the preset changes."""
 
 GENTLE = {"repulsion": {**BEFORE["repulsion"], "force": {"kind": "fading", "fraction": 0.3}}}
 HOTTER = {"sampler.temperature": 0.03}
@@ -123,7 +124,7 @@ FULL_FIRST = {"first_epochs": 1.0, "epochs": 0.2}
 
 
 def ours(shares: Mapping[str, float], *changes: Mapping[str, Any]) -> Setting:
-    """A candidate: the preset before with these lengths and changes."""
+    """A candidate: the preset `BEFORE` with these lengths and changes."""
     joined: dict[str, Any] = dict(BEFORE)
     for each in changes:
         joined |= each
@@ -140,8 +141,8 @@ CANDIDATES = {
     "two chains, full first cycle": ours(FULL_FIRST, MASS, {"chains": 2}),
     "two chains, full first cycle, published schedule": ours(FULL_FIRST, MASS, PUBLISHED, {"chains": 2}),
 }
-"""Layouts of about 3·E epochs with a force. All but `before` have the mass matrix where the recipe has AdamW; `mass
-matrix` has it everywhere, by which the third point of the rule is decided."""
+"""Layouts of about 3·E epochs with a force. All except `before` have the mass matrix if the recipe has AdamW. `mass
+matrix` has it for all methods, which decides the third point of the rule."""
 
 THREE_EACH = {"sampler.samples_per_cycle": 3}
 SECOND = {
@@ -155,11 +156,11 @@ SECOND = {
 
 ENSEMBLE, OURS, NULL = "ensemble", "rebapl", "no force"
 SHOWN = (OURS, ENSEMBLE, NULL, "mle, 3× epochs", "csghmc", "mle", "zero-shot")
-"""The rows of the report in the order in which tables show them. Others, such as those of the first choice, follow."""
+"""The rows of the report in the order of the tables. Other rows, such as those of the first choice, follow them."""
 
 
 def without_force(setting: Setting) -> Setting:
-    """The same chains without repulsion, and so without a kick off the remembered sample."""
+    """The same chains without repulsion, and therefore without a kick away from the remembered sample."""
     return setting._replace(changes={**setting.changes, "repulsion": None, "restart": {"kind": "warm"}})
 
 
@@ -168,15 +169,16 @@ def without_mass(setting: Setting) -> Setting:
 
 
 def candidate_for(name: str, method: str, sgd_too: bool = False) -> Setting:
-    """A candidate as a method has it: without the mass matrix where its recipe has SGD, unless `sgd_too`."""
+    """A candidate for a method: without the mass matrix if the method's recipe has SGD, unless `sgd_too`."""
     setting = (CANDIDATES | SECOND)[name]
     adamw = published(method, "base-to-novel", "")[1].optimizer == "adamw"
     return setting if adamw or sgd_too or name == "mass matrix" else without_mass(setting)
 
 
 def reported(chosen: str, method: str, sgd_too: bool) -> dict[str, Setting]:
-    """The rows of the report, those that are needed most first."""
-    # The preset is the chosen row, and knows which features a method has; the row names images, of which CoOp has none.
+    """The rows of the report, the most important ones first."""
+    # The preset is the chosen row, adapted to the features that a method has. The row itself sets the number of
+    # reference images, and CoOp has none.
     repelled = candidate_for(chosen, method, sgd_too) if method in METHODS else Setting("rebapl")
     return {
         OURS: repelled,
@@ -192,7 +194,7 @@ def reported(chosen: str, method: str, sgd_too: bool) -> dict[str, Setting]:
 def config(
     task: str, method: str, row: str, setting: Setting, protocol: Protocol, seed: int, root: Path, photo: str
 ) -> RunConfig:
-    """The run of a setting on a task."""
+    """The configuration of a run: a setting on a task."""
     zero_shot = row == "zero-shot"
     epochs = published(method, protocol.name, task, protocol.shots)[1].epochs
     lengths = {key: max(1, round(share * epochs)) for key, share in setting.shares.items()}
@@ -212,19 +214,19 @@ def config(
 
 
 class Wanted(NamedTuple):
-    """A record that is wanted: what it is of, in words, and its job."""
+    """A run that the study needs: the fields that identify its record, and its job."""
 
     what: dict[str, Any]
     job: Job
 
 
 class Study:
-    """Runs what is wanted, within a time, and keeps the records of what is done."""
+    """Does the runs that the study needs, within a time limit, and keeps their records."""
 
-    def __init__(self, asked: argparse.Namespace) -> None:
-        self.asked = asked
-        self.until = time.monotonic() + asked.seconds
-        known = read_json(asked.records, "a study")["records"] if asked.records else []
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.until = time.monotonic() + options.seconds
+        known = read_json(options.records, "a study")["records"] if options.records else []
         self.known: dict[tuple[Any, ...], Record] = {identity(each): each for each in known}
         self.records: list[Record] = list(known)
         self.failures: list[str] = []
@@ -232,23 +234,23 @@ class Study:
     def wanted(
         self, stage: str, task: str, method: str, row: str, setting: Setting, protocol: Protocol, seed: int
     ) -> Wanted:
-        asked = self.asked
+        options = self.options
         what = {"stage": stage, "protocol": str(protocol), "task": task, "method": method, "row": row, "seed": seed}
         other = "scene15" if task == "dtd" else "dtd"
         others = {
             "dtd": f"dtd={SPLITS['dtd']}",
-            "scene15": str(asked.root / "scene15" / "list.csv"),
+            "scene15": str(options.root / "scene15" / "list.csv"),
         }
         outside = () if task == "digits" else (others[other],)
         novel = ("novel",) if protocol == NOVEL else ()
-        run = config(task, method, row, setting, protocol, seed, asked.root, asked.photo)
-        return Wanted(what, Job.of(run.changed(outside=(*novel, *outside)), asked.runs, root=asked.root))
+        run = config(task, method, row, setting, protocol, seed, options.root, options.photo)
+        return Wanted(what, Job.of(run.changed(outside=(*novel, *outside)), options.runs, root=options.root))
 
     def do(self, runs: Sequence[Wanted]) -> bool:
-        """Do those that are not known and whose data are there, in this order; whether all of these are done."""
-        there = {"digits", *(task for task, folder in FOLDERS.items() if (self.asked.root / folder).is_dir())}
+        """Do these runs in their order, except those with a record or without data. Whether all of them ended."""
+        there = {"digits", *(task for task, folder in FOLDERS.items() if (self.options.root / folder).is_dir())}
         runs = [each for each in runs if identity(each.what) not in self.known and each.what["task"] in there]
-        engine = LocalEngine(None if self.asked.device is None else [self.asked.device], self.asked.jobs)
+        engine = LocalEngine(None if self.options.device is None else [self.options.device], self.options.jobs)
         done: set[Path] = set()
         outcomes = engine.run([each.job for each in runs], self._watch)
         for outcome in outcomes:
@@ -263,8 +265,8 @@ class Study:
             if job.folder in done or job.is_done():
                 self.known[identity(what)] = new = record(read_result(job.folder), what)
                 self.records.append(new)
-        write_json(self.asked.out / "records.json", {"records": self.records})
-        write_atomically(self.asked.out / "table.md", tables(self.records) + "\n".join(self.failures))
+        write_json(self.options.out / "records.json", {"records": self.records})
+        write_atomically(self.options.out / "table.md", tables(self.records) + "\n".join(self.failures))
         return all(job.folder in done or any(job.folder.name in line for line in self.failures) for _, job in runs)
 
     def _watch(self, event: Any) -> None:
@@ -273,12 +275,12 @@ class Study:
 
 
 def identity(what: Record) -> tuple[Any, ...]:
-    """What a record is of."""
+    """The values that identify a record."""
     return tuple(what[key] for key in ("stage", "protocol", "task", "method", "row", "seed"))
 
 
 def record(result: RunResult, what: Record) -> dict[str, Any]:
-    """What was asked for with the scores of its run.
+    """The record of a run: `what` it is, and its scores.
 
     `accuracy` is the harmonic mean of `base` and `novel` where there are these; other scores are the mean of both.
     """
@@ -297,7 +299,7 @@ def record(result: RunResult, what: Record) -> dict[str, Any]:
 
 
 def of(records: Iterable[Record], **wanted: Any) -> list[Record]:
-    """The records that have one of these values (a tuple) or this value in each of the fields that are named."""
+    """The records that have, in each named field, the wanted value or one of the wanted values (a tuple)."""
     return [
         each
         for each in records
@@ -315,7 +317,7 @@ class Mean(NamedTuple):
 
 
 def mean(records: Sequence[Record], score: str) -> Mean:
-    """The mean of a score over cells. An error that cannot be told (one seed, one cell) is not a number."""
+    """The mean of a score over cells. An error that cannot be estimated (one seed, one cell) is NaN."""
     cells: dict[tuple[Any, ...], list[float]] = {}
     for each in records:
         if score in each:
@@ -346,7 +348,7 @@ def difference(records: Sequence[Record], row: str, against: str, score: str) ->
 
 
 def by_rule(records: Sequence[Record], rows: Iterable[str]) -> list[str]:
-    """The candidates by the first point of the rule, the best first."""
+    """The candidates in the order of the first point of the rule, the best first."""
     gain = {row: difference(records, row, ENSEMBLE, "accuracy").value for row in rows}
     nll = {row: difference(records, row, ENSEMBLE, "nll").value for row in gain}
     near = sorted((row for row in gain if gain[row] >= -LEEWAY), key=lambda row: nll[row])
@@ -364,7 +366,7 @@ def second_choice(records: Sequence[Record]) -> list[Record]:
 
 
 def by_second_rule(records: Sequence[Record]) -> list[str]:
-    """The candidates of the second choice, those that have all of its cells, the best first."""
+    """The candidates of the second choice that have all of its cells, the best first."""
     records = second_choice(records)
     cells = cells_of(of(records, row=ENSEMBLE))
     return by_rule(records, [row for row in SECOND if cells_of(of(records, row=row)) == cells])
@@ -402,49 +404,49 @@ def cells_of(records: Iterable[Record]) -> set[tuple[Any, ...]]:
 
 
 def scores_table(records: Sequence[Record]) -> str:
-    """A row per setting: means over cells. A row that lacks a cell is left out: its mean would be of other things."""
+    """A row for each setting, with means over cells. A row that lacks a cell cannot be compared, and is left out."""
     shown = [name for name in DIGITS if any(name in each for each in records)]
     rows: list[Row] = []
     for name in dict.fromkeys(each["row"] for each in records):
         own = of(records, row=name)
         if cells_of(own) == cells_of(records):
-            found = {score: mean(own, score) for score in shown}
-            rows.append([name, *(Cell(_error(found[s].value), _error(found[s].over_seeds), DIGITS[s]) for s in shown)])
+            means = {score: mean(own, score) for score in shown}
+            rows.append([name, *(Cell(_error(means[s].value), _error(means[s].over_seeds), DIGITS[s]) for s in shown)])
     return Table("", ["inference", *map(_title, shown)], rows).to_markdown(bare=True)
 
 
 def differences_table(records: Sequence[Record], row: str = OURS) -> str:
-    """What a row is worth against others, paired; two errors follow each mean: over seeds, and over cells."""
+    """The paired differences of a row to the others. Two errors follow each mean: over seeds, and over cells."""
     others = [name for name in dict.fromkeys(each["row"] for each in records) if name != row]
     shown = [s for s in COMPARED if any(s in each for each in records)]
     rows: list[Row] = []
     for name in others:
-        found = {score: difference(records, row, name, score) for score in shown}
+        means = {score: difference(records, row, name, score) for score in shown}
         cells: list[str] = []
-        for score, value in found.items():
+        for score, value in means.items():
             if math.isnan(value.value):
                 cells.append("–")
                 continue
             number = f"{value.value:+.{DIGITS[score]}f}".replace("-", "−")
             errors = [f"{e:.{DIGITS[score]}f}" for e in (value.over_seeds, value.over_cells) if not math.isnan(e)]
             cells.append(f"{number} ± {' / '.join(errors)}" if errors else number)
-        rows.append([name, str(found["accuracy"].cells), *cells])
+        rows.append([name, str(means["accuracy"].cells), *cells])
     return Table("", ["against", "cells", *map(_title, shown)], rows).to_markdown(bare=True)
 
 
 def by_cell(records: Sequence[Record], row: str, against: str) -> str:
-    """The same for every cell by itself."""
+    """The differences of two rows in each cell."""
     rows: list[Row] = []
     shown = ("accuracy", "nll", "ece", "tempered_nll")
     for protocol, task, method in sorted(cells_of(of(records, row=row)) & cells_of(of(records, row=against))):
         own = of(records, protocol=protocol, task=task, method=method)
-        found = [difference(own, row, against, score) for score in shown]
+        means = [difference(own, row, against, score) for score in shown]
         rows.append(
             [
                 f"{protocol}, {task}, {METHODS.get(method, method)}",
                 *(
                     Cell(_error(value.value), _error(value.over_seeds), DIGITS[score], signed=True)
-                    for score, value in zip(shown, found, strict=True)
+                    for score, value in zip(shown, means, strict=True)
                 ),
             ]
         )
@@ -452,31 +454,31 @@ def by_cell(records: Sequence[Record], row: str, against: str) -> str:
 
 
 def report_tables(records: Sequence[Record]) -> dict[str, str]:
-    """The tables of the report by what they are of."""
+    """The tables of the report by their titles."""
     main = of(of(records, stage="report"), method=tuple(METHODS))
     main.sort(key=lambda each: SHOWN.index(each["row"]) if each["row"] in SHOWN else len(SHOWN))
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for name, tasks in {"report-only": REPORT_ONLY, "development": DEVELOPMENT}.items():
         for protocol in map(str, (NOVEL, SIXTEEN, FOUR)):
             own = of(main, task=tasks, protocol=protocol)
             if own:
-                found[f"{name}, {protocol}"] = scores_table(own)
-                found[f"{name}, {protocol}, differences"] = differences_table(own)
+                texts[f"{name}, {protocol}"] = scores_table(own)
+                texts[f"{name}, {protocol}, differences"] = differences_table(own)
     for method in METHODS:
         own = of(main, task=REPORT_ONLY, method=method)
         if own:
-            found[f"report-only, {METHODS[method]}, differences"] = differences_table(own)
-    found["against the ensemble, by cell"] = by_cell(of(main, task=REPORT_ONLY), OURS, ENSEMBLE)
-    found["against mle of the same epochs, by cell"] = by_cell(of(main, task=REPORT_ONLY), OURS, "mle, 3× epochs")
+            texts[f"report-only, {METHODS[method]}, differences"] = differences_table(own)
+    texts["against the ensemble, by cell"] = by_cell(of(main, task=REPORT_ONLY), OURS, ENSEMBLE)
+    texts["against mle of the same epochs, by cell"] = by_cell(of(main, task=REPORT_ONLY), OURS, "mle, 3× epochs")
     others = of(of(records, stage="report"), method=OTHER_METHODS)
     if others:
-        found["other methods"] = scores_table(others)
-        found["other methods, differences"] = differences_table(others)
-    return found
+        texts["other methods"] = scores_table(others)
+        texts["other methods, differences"] = differences_table(others)
+    return texts
 
 
 def tables(records: Sequence[Record]) -> str:
-    """What there is to say of the choice and of the report."""
+    """All tables of the choices and of the report, as one text."""
     first = first_choice(records)
     second = second_choice(records)
     parts = []
@@ -495,7 +497,7 @@ def tables(records: Sequence[Record]) -> str:
 
 
 def choice_runs(study: Study) -> list[Wanted]:
-    """The runs of both choices. Those of cells that only the second has are of the stage `second`."""
+    """The runs of both choices. Runs in cells of only the second choice have the stage `second`."""
     seeds = {task: (1,) if task == "caltech101" else (1, 2) for task in DEVELOPMENT}
     first = {(task, NOVEL) for task in DEVELOPMENT} | {(task, SIXTEEN) for task in DEVELOPMENT if len(seeds[task]) > 1}
     rows = {ENSEMBLE: None, **CANDIDATES, **SECOND}
@@ -515,7 +517,7 @@ def choice_runs(study: Study) -> list[Wanted]:
 
 
 def report_runs(study: Study, chosen: str, sgd_too: bool) -> list[Wanted]:
-    """The runs of the fourth point: a seed after the other, so that what the time allows is balanced."""
+    """The runs of the report, one seed after the other, so that the finished ones are balanced if the time ends."""
 
     def part(seed: int, tasks: Sequence[str], protocols: Sequence[Protocol], rest: bool = False) -> list[Wanted]:
         runs = [
@@ -548,17 +550,17 @@ def report_runs(study: Study, chosen: str, sgd_too: bool) -> list[Wanted]:
 
 
 def cost(run: Wanted) -> float:
-    """Roughly how long a run takes, so that the longest begin first and none is left over at the end."""
+    """A rough measure of how long a run takes. The longest runs begin first, so that none is left over at the end."""
     classes = {"caltech101": 100, "oxford_flowers": 102, "tiny60": 60, "oxford_pets": 37, "scene15": 15}
     what = run.what
     weight = classes.get(what["task"], 10) * {"mle": 0.33, "zero-shot": 0.0}.get(what["row"], 1.0)
     return weight * {str(NOVEL): 1.0, str(SIXTEEN): 2.5}.get(what["protocol"], 0.6) * (1 + (what["method"] == "mmrl"))
 
 
-def run(asked: argparse.Namespace) -> None:
-    """The choice, then the report, as far as the time goes and the data are there."""
-    study = Study(asked)
-    if not study.do(choice_runs(study)) or asked.only_choice:
+def run(options: argparse.Namespace) -> None:
+    """Do the choice and then the report, within the time limit and with the data that exist."""
+    study = Study(options)
+    if not study.do(choice_runs(study)) or options.only_choice:
         return
     chosen, sgd_too = by_second_rule(study.records)[0], sgd_has_it_too(first_choice(study.records))
     print(f"chosen: {chosen}; mass matrix for SGD recipes: {sgd_too}", flush=True)
@@ -574,17 +576,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs"), help="where records.json and table.md go")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--device", help="cpu, cuda …")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="stop when they have passed")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after this time")
     parser.add_argument("--only-choice", action="store_true", help="leave out the report")
-    parser.add_argument("--records", type=Path, help="records of an earlier call: shown, or not run again")
-    asked = parser.parse_args()
-    if asked.what == "show":
-        print(tables(read_json(asked.records, "a study")["records"]))
+    parser.add_argument("--records", type=Path, help="records of an earlier call, which are shown or not run again")
+    options = parser.parse_args()
+    if options.what == "show":
+        print(tables(read_json(options.records, "a study")["records"]))
         return
-    if asked.root is None or asked.photo is None:
+    if options.root is None or options.photo is None:
         parser.error("--root and --photo are needed to run anything")
-    asked.root = asked.root.resolve()
-    run(asked)
+    options.root = options.root.resolve()
+    run(options)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Writes the font files of tools/captioned/fonts: matplotlib's text faces, cut down to digits and Latin letters.
 
-    python tools/subset_fonts.py      # with matplotlib 3.11.2 and fonttools, which comes with it
+    python tools/subset_fonts.py      # with matplotlib 3.11.2, which brings fonttools
 
-The fonts' licences (beside the files) allow this; the cut-down faces have names of their own, as two of them ask.
+The licences of the fonts, in the same folder, allow this. The reduced faces have names of their own, as two of the
+licences require.
 """
 
 from pathlib import Path

@@ -1,8 +1,8 @@
-"""How strongly a temperature is held near 1: the rule by which `rebapl.posterior.temperature.PRIOR` was chosen.
+"""Choose how strongly a temperature is held near 1: the experiment behind `rebapl.posterior.temperature.PRIOR`.
 
-For posteriors on the tasks that come with the package, τ is fitted on n held-out images of the base classes, drawn 50
-times, and scored on those that are left. The chosen κ has the lowest NLL on average over posteriors, draws and n. All
-of these are validation images; test images stay out of it.
+For posteriors on the embedded tasks, τ is fitted on n held-out images of the base classes and scored on the remaining
+ones, with 50 random draws of the n images. The chosen κ has the lowest NLL on average over posteriors, draws and n. All
+these images are validation images; no test image is used.
 
     python tools/temperature_prior.py
 """
@@ -31,7 +31,7 @@ DRAWS = 50
 
 def held_out_answers() -> list[tuple[str, Tensor, Tensor]]:
     """The name of each posterior, its probabilities for all validation images of the base classes, and their labels."""
-    encoder, found = load_backbone("mini"), []
+    encoder, answers = load_backbone("mini"), []
     for data, shots, (method, inference) in product(TASKS, SHOTS, POSTERIORS):
         task = load_task(data, shots=shots)
         names = list(task.train.class_names)
@@ -40,20 +40,20 @@ def held_out_answers() -> list[tuple[str, Tensor, Tensor]]:
         ]
         part = replace(task.val, items=items)
         prediction = predict_part(fit(task, encoder, method, inference), part)
-        found.append((f"{data} {shots} {method} {inference}", prediction.probabilities, part_labels(part)))
-    return found
+        answers.append((f"{data} {shots} {method} {inference}", prediction.probabilities, part_labels(part)))
+    return answers
 
 
 def mean_scores(probabilities: Tensor, labels: Tensor, images: int, prior: float | None) -> Tensor:
-    """NLL and ECE (2,) on images that are left when τ was fitted on `images`, averaged; None leaves τ at 1."""
-    found = []
+    """NLL and ECE (2,) on the remaining images after τ was fitted on `images`: means over draws. None leaves τ at 1."""
+    rows = []
     for draw in range(DRAWS):
         order = torch.randperm(len(labels), generator=generator(draw, "temperature prior"))
         some, rest = order[:images], order[images:]
         tau = 1.0 if prior is None else fit_temperature(probabilities[some], labels[some], prior)
         left = scores(tempered(probabilities[rest], tau), labels[rest])
-        found.append(torch.tensor([left["nll"], left["ece"]]))
-    return torch.stack(found).mean(0)
+        rows.append(torch.tensor([left["nll"], left["ece"]]))
+    return torch.stack(rows).mean(0)
 
 
 def main() -> None:

@@ -1,13 +1,12 @@
-"""How far one has to walk to follow a command: which files and functions of the package it enters.
+"""Show how far a reader has to go to follow a command: the files and functions of the package that it enters.
 
     python tools/walk.py train --data digits --method maple --inference rebapl --epochs 1 --out /tmp/walk
     python tools/walk.py --list predict /tmp/walk photo.png
 
-It runs `rebapl` with the words that follow, in this process and its threads. It counts the functions that are entered,
-each once, and the files that they stand in. Bodies of modules and classes, which importing runs, do not count.
-A comprehension or a generator expression is a line of its function, and newer versions of Python run most of them
-inside it: they are counted apart, so that the number does not depend on the version. Processes that the command starts
-are not followed. `--list` also prints every function, by file.
+It runs `rebapl` with these words, in this process and its threads. It counts each function that is entered once, and
+the files with these functions. Bodies of modules and classes, which run on import, do not count. Comprehensions and
+generator expressions are counted separately, because newer versions of Python run most of them inside their function.
+Processes that the command starts are not followed. `--list` also prints every function, by file.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 
 
 def walk(words: list[str]) -> tuple[set[tuple[str, str]], int]:
-    """Run `rebapl` with these words. Every function of the package that it enters: its file and its name.
+    """Run `rebapl` with these words. Returns the file and the name of every function of the package that it enters.
 
-    The second value is the number of comprehensions and generator expressions in functions that were entered.
+    The second value is the number of comprehensions and generator expressions in these functions.
     """
     from rebapl.cli import main
 
-    seen: set[CodeType] = set()
+    entered: set[CodeType] = set()
 
     def enter(frame: FrameType, event: str, _argument: object) -> None:
         if event == "call":
-            seen.add(frame.f_code)
+            entered.add(frame.f_code)
 
     threading.setprofile(enter)
     sys.setprofile(enter)
@@ -52,29 +51,29 @@ def walk(words: list[str]) -> tuple[set[tuple[str, str]], int]:
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
-    found = {
+    names = {
         (str(Path(code.co_filename).relative_to(PACKAGE)), getattr(code, "co_qualname", code.co_name))
-        for code in seen
+        for code in entered
         if code.co_filename.startswith(f"{PACKAGE}/") and code.co_flags & OPTIMIZED_LOCALS
     }
-    functions = {(file, name) for file, name in found if not name.endswith(COMPREHENSIONS)}
-    return functions, sum(1 for _, name in found - functions if name not in COMPREHENSIONS)
+    functions = {(file, name) for file, name in names if not name.endswith(COMPREHENSIONS)}
+    return functions, sum(1 for _, name in names - functions if name not in COMPREHENSIONS)
 
 
 def main() -> None:
-    """Walk, and print how many files of each room and how many functions were entered."""
+    """Walk, and print the number of files of each room, and of functions, that were entered."""
     words = sys.argv[1:]
     listed = words[:1] == ["--list"]
-    found, comprehensions = walk(words[listed:])
-    files = Counter(file for file, _ in found)
+    functions, comprehensions = walk(words[listed:])
+    files = Counter(file for file, _ in functions)
     if listed:
         for file in sorted(files):
             print(f"{file} ({files[file]})")
-            for name in sorted(name for each, name in found if each == file):
+            for name in sorted(name for each, name in functions if each == file):
                 print(f"    {name}")
     rooms = Counter(file.partition("/")[0] if "/" in file else "top" for file in files)
     print(", ".join(f"{room} {count}" for room, count in rooms.most_common()))
-    print(f"{len(files)} files, {len(found)} functions ({comprehensions} comprehensions in them)")
+    print(f"{len(files)} files, {len(functions)} functions ({comprehensions} comprehensions in them)")
 
 
 if __name__ == "__main__":

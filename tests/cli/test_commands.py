@@ -102,6 +102,21 @@ def test_bad_input_is_one_clear_line_without_a_traceback(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_run_on_a_data_set_is_not_scored_on_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--data` is for images that have moved. The scores of other images would replace those of the run."""
+    monkeypatch.chdir(tmp_path)
+    words = "train --data digits --shots 1 --epochs 1 --evaluate --out x test_images=5 --device cpu".split()
+    assert inside(*words).exit_code == 0
+    scores = Path("x/results.json").read_bytes()
+    for name in ("shapes", str(tmp_path)):
+        refused = inside("evaluate", "x", "--data", name)
+        assert "--data says where a run's own images are now, and x was trained on the data set digits" in str(
+            refused.exception
+        )
+    assert "x has one sample: there are no distances to draw" in str(inside("evaluate", "x", "--heat-map").exception)
+    assert Path("x/results.json").read_bytes() == scores
+
+
 SMALL = "data: digits\nbackbone: mini\nshots: 1\nepochs: 1\ntest_images: 20\n"
 
 
@@ -295,6 +310,9 @@ def test_several_runs_are_shown_as_lines_and_their_cycles_may_be_apart(
         ("train --data digits --seeds 1,1", "name it once"),
         ("train --data digits --seeds 1,2 seed=3", "the seed is given twice"),
         ("train --data digits --seeds 1,2 --out x", "--out names the folder of one run"),
+        ("train --data digits --runs y --out x", "--out names the folder of this one run, and --runs that of all"),
+        ("train --data digits --device ,", "--device ',' names nothing"),
+        ("train --data digits -E =x", "write NAME=VALUE"),
         ("train --backbone mini", "which data set"),
         ("train --config no.yaml", "cannot be read"),
         ("run no.yaml", "cannot be read"),
@@ -307,6 +325,10 @@ def test_several_runs_are_shown_as_lines_and_their_cycles_may_be_apart(
         ("train --data digits --engine ray --jobs 2", "--jobs is for --engine local, not for ray"),
         ("train --data digits --engine slurm -E time=soon", "time is 'soon'"),
         ("reproduce table1 --suite mini --engine ray -E cpus=0", "cpus is 0"),
+        ("reproduce table1 --suite mini --backbone nowhere", "unknown backbone 'nowhere'"),
+        ("reproduce table1 --suite mini --methods ,", "--methods ',' names nothing"),
+        ("reproduce table1 --root nowhere", "data root nowhere is not a folder"),
+        ("reproduce table1 --data dtd", "data set 'dtd' is read from files: say where with --root"),
         ("train --data digits --cycles-apart", "--cycles-apart is for several cycles"),
         ("results nowhere", "is not a folder of runs"),
         ("results . --export x.xls", "Accepted: .csv, .md, .tex"),

@@ -39,6 +39,15 @@ def test_list_says_what_is_there(tmp_path: Path) -> None:
     }
 
 
+def test_list_of_one_says_what_is_missing(tmp_path: Path) -> None:
+    make_fixture("eurosat", tmp_path)
+    assert "(missing)" not in rebapl_data("list", "eurosat", "--root", str(tmp_path)).stdout
+    (tmp_path / "eurosat" / "split_zhou_EuroSAT.json").unlink()
+    lines = rebapl_data("list", "eurosat", "--root", str(tmp_path)).stdout.splitlines()
+    assert [line.strip() for line in lines if "missing" in line] == ["eurosat/split_zhou_EuroSAT.json (missing)"]
+    assert "data root nowhere is not a folder" in str(rebapl_data("list", "eurosat", "--root", "nowhere").exception)
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_list_of_one_has_all_that_is_known(name: str) -> None:
     entry = PUBLISHED[name]

@@ -22,7 +22,7 @@ from small_shards import rows_of, save_small
 from typer.testing import CliRunner
 
 from rebapl.cli.commands import app, main
-from rebapl.cli.evaluate import _say_weights
+from rebapl.cli.evaluate import _print_weights
 from rebapl.cli.options import parse_fit
 from rebapl.data.task import load_task
 from rebapl.errors import UserError
@@ -271,7 +271,7 @@ def test_fitted_weights_are_shown_and_can_be_undone(run: Path, capsys: pytest.Ca
     assert undone.earlier_weights[-1].weights == tuple(weights.tolist())
     with pytest.raises(UserError, match="give one of them"):
         rebapl("evaluate", run, "--uniform-weights", "--fit-weights")
-    _say_weights(run, torch.tensor([0.99, 0.005, 0.005]))
+    _print_weights(run, torch.tensor([0.99, 0.005, 0.005]))
     assert "almost all weight is on one of 3 samples" in capsys.readouterr().err
 
 
@@ -451,8 +451,10 @@ def test_an_interruption_says_what_is_answered_and_how_to_go_on(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--jobs", 2], r"an engine writes a \.csv, \.jsonl or \.parquet file, or a folder: name it"),
-        (["--jobs", 2, "--out", "x.txt"], r"an engine writes a \.csv"),
+        (["--jobs", 2], r"--jobs do shards of a \.csv, \.jsonl or \.parquet file, or of a folder: name it"),
+        (["--jobs", 2, "--out", "x.txt"], r"--jobs do shards of a \.csv"),
+        (["--shard", 2], r"--shard is the size of shards of a \.csv"),
+        (["--shard", 2, "--out", "x.json"], r"--shard is the size of shards of a \.csv"),
         (["--devices", "cpu,tpu9", "--out", "x.csv"], "device 'tpu9' is not available here"),
         (["--engine", "local", "--out", "{images}"], "is there already, and no _about.json says"),
         (["--engine", "local", "--out", "{images}", "--format", "csv"], "--format csv: a folder of answers holds Parq"),
@@ -537,6 +539,7 @@ def test_damaged_exif_is_no_reason_for_warnings(
         "risk=0.1,x=2",
         "coverage=0.5,confidence=0.9",
         "risk=0.1,confidence=high",
+        "risk=0.1,risk=0.2",
     ],
 )
 def test_thresholds_that_make_no_sense_are_refused(given: str) -> None:

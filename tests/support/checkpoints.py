@@ -45,7 +45,7 @@ CLIP_STD = [0.26862954, 0.26130258, 0.27577711]
 
 
 def clip_processor(size: int) -> dict[str, Any]:
-    """A preprocessor_config.json as openai/clip-vit-base-patch16 has it: sizes are plain numbers."""
+    """A preprocessor_config.json like that of openai/clip-vit-base-patch16, where sizes are plain numbers."""
     return {
         "crop_size": size,
         "do_center_crop": True,
@@ -60,7 +60,7 @@ def clip_processor(size: int) -> dict[str, Any]:
 
 
 def siglip_processor(size: int) -> dict[str, Any]:
-    """A preprocessor_config.json as google/siglip-base-patch16-224 has it."""
+    """A preprocessor_config.json like that of google/siglip-base-patch16-224."""
     return {
         "do_normalize": True,
         "do_rescale": True,
@@ -75,7 +75,7 @@ def siglip_processor(size: int) -> dict[str, Any]:
 
 
 def byte_level_tokenizer(limit: int) -> PreTrainedTokenizerFast:
-    """Byte-level BPE with a start and an end token of the highest ids, as CLIP's has them."""
+    """Byte-level BPE. As in CLIP, the start and the end token have the highest ids."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -104,7 +104,7 @@ def clip_tokenizer(folder: Path, limit: int) -> CLIPTokenizer:
 
 
 def siglip_tokenizer(limit: int) -> PreTrainedTokenizerFast:
-    """Unigram pieces with an end token that also pads, no start token, punctuation dropped: SigLIP's rule."""
+    """Unigram pieces as in SigLIP: no start token, an end token that is also used for padding, and no punctuation."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.Replace(".", "")])
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -125,7 +125,7 @@ def siglip_tokenizer(limit: int) -> PreTrainedTokenizerFast:
 
 @torch.no_grad()
 def shuffle_weights(model: nn.Module, seed: int) -> None:
-    """Weights large enough that every layer matters; biases and norms too, so that none can be left out unseen."""
+    """Make all weights, biases and norms so large that a test fails if one of them is left out."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in sorted(model.named_parameters()):
         noise = torch.randn(parameter.shape, generator=generator)
@@ -149,7 +149,7 @@ def write_clip(
     own_tokenizer: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> Path:
-    """A CLIP folder. `eos_token_id=2` is what the hub's older configs say, whatever the tokenizer's is."""
+    """A CLIP folder. `eos_token_id=2` is the value in older configs of the hub, whatever the id of the tokenizer is."""
     folder.mkdir(parents=True, exist_ok=True)
     limit = text["max_position_embeddings"]
     tokenizer = clip_tokenizer(folder, limit) if own_tokenizer else byte_level_tokenizer(limit)
@@ -181,7 +181,7 @@ def write_siglip(folder: Path) -> Path:
 
 
 def of_transformers(folder: Path, device: str = "cpu") -> DualEncoder:
-    """The encoder of a folder, in float32, with the model of `transformers` in the place of ours."""
+    """The encoder of a folder, in float32, with the model of `transformers` instead of ours."""
     ours = load_backbone(folder, device, torch.float32)
     model = AutoModel.from_pretrained(folder, dtype=torch.float32).to(device)
     return DualEncoder(ours.name, model, ours.tokenizer, ours.preprocessing)

@@ -1,4 +1,4 @@
-"""Real headless Chromium for tests of pages: what it wrote to its console, a picture of the page, its document."""
+"""A real headless Chromium for tests of pages. It gives the lines of its console, the document and a picture."""
 
 import re
 import shutil
@@ -14,7 +14,7 @@ FLAGS = (
 
 
 def open_page(page: Path | str, folder: Path, *more: str) -> tuple[str, list[str]]:
-    """Open a file or an address in a browser, its profile in `folder`; the document, and the lines of the console."""
+    """Open a file or an address, with the browser's profile in `folder`. Returns its document and console lines."""
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if browser is None:
         pytest.skip("needs Chromium: apt-get install chromium")

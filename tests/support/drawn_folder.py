@@ -8,7 +8,7 @@ from PIL import Image
 
 
 def draw(*paths: Path) -> None:
-    """A small picture at each path, every one different, in the colour of its folder with noise."""
+    """Draw a small picture at each path, in the colour of its folder with noise, so that all are different."""
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
         noise, colour = (_drawn("/".join(path.parts[-3:]), (8, 10, 3)), _drawn(path.parent.name, (3,)))
@@ -21,13 +21,13 @@ def _drawn(text: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def class_folders(parent: Path, **counts: int) -> Path:
-    """`parent/<class>/<number>.png`, as many of each class as its number says."""
+    """Draw `parent/<class>/<number>.png`, for each class the given number of pictures."""
     draw(*(parent / name / f"{number}.png" for name, count in counts.items() for number in range(count)))
     return parent
 
 
 def coloured_squares(parent: Path) -> Path:
-    """`parent/<split>/<class>/<number>.png`: red and blue squares, with few images in each split."""
+    """Draw `parent/<split>/<class>/<number>.png`: red and blue squares, few in each split."""
     for split, count in (("train", 2), ("val", 1), ("test", 2)):
         for name, colour in (("red square", "red"), ("blue square", "blue")):
             folder = parent / split / name

@@ -30,11 +30,11 @@ from rebapl.data.published import (
 PER_CLASS = {"train": 2, "val": 1, "test": 1}
 SIZE = 16
 REPEATED = {657: "missile", 744: "missile", 836: "sunglasses", 837: "sunglasses"}
-"""Names that ImageNet's published list has twice, by label."""
+"""The names that occur twice in the published list of ImageNet, by label."""
 
 
 class Drawn(NamedTuple):
-    """An image to be drawn: its split, its label, and its number from 1, among all and within its class."""
+    """An image to draw: its split, its label, and its number, from 1, among all images and within its class."""
 
     split: str
     label: int
@@ -43,7 +43,7 @@ class Drawn(NamedTuple):
 
 
 def make_fixture(name: str, root: str | Path) -> Path:
-    """Draw the data set below `root` and return its folder, which must not exist yet."""
+    """Draw a data set below `root` and return its folder, which must not exist before."""
     entry = PUBLISHED[name]
     folder = Path(root) / entry.folder
     folder.mkdir()
@@ -69,7 +69,7 @@ def _images(order: Sequence[int]) -> Iterator[Drawn]:
 
 @lru_cache(maxsize=64)
 def _picture(label: int, variant: int) -> Image.Image:
-    """A patch of the class's colour with some grain."""
+    """A picture in the colour of the class, with some grain."""
     rng = np.random.default_rng((label, variant))
     colour = np.random.default_rng(label).integers(40, 216, size=3)
     grain = rng.integers(-30, 31, size=(SIZE, SIZE, 1))
@@ -95,7 +95,7 @@ def _ucf(label: int) -> str:
 
 
 def _pet(label: int) -> str:
-    """Cats begin with a capital."""
+    """The name of a breed. The names of cats begin with a capital letter."""
     name = "_".join(_words(label)[1:])
     return name.capitalize() if label % 3 == 0 else name
 
@@ -136,7 +136,7 @@ def _split_layout(entry: Entry, folder: Path) -> None:
         for number, dropped in enumerate(CALTECH_DROPPED):
             _draw(folder / entry.images / dropped / "image_0001.jpg", number, 0)
     if entry.name == "stanford_cars":
-        from scipy.io import savemat  # late: only this data set needs it
+        from scipy.io import savemat  # here, because only this data set needs it
 
         (folder / "devkit").mkdir()
         savemat(folder / "devkit" / "cars_meta.mat", {"class_names": np.array([cars], dtype=object)})
@@ -158,7 +158,7 @@ def _aircraft(entry: Entry, folder: Path) -> None:
 
 
 def _imagenet(entry: Entry, folder: Path) -> None:
-    """ImageNet and its variants, with 1000 classes in the list and as many folders as the data set has."""
+    """Draw ImageNet or a variant of it: 1000 classes in the list, and the folders of the data set."""
     names = [REPEATED.get(label, " ".join(_words(label))) for label in range(1000)]
     folders = [f"n{1_000_000 + 1013 * label:08d}" for label in range(1000)]
     lines = (f"{wordnet} {name}\n" for wordnet, name in zip(folders, names, strict=True))

@@ -1,4 +1,4 @@
-"""A script that acts in the page of `rebapl serve` as a person does: it drops an image and types."""
+"""A script that uses the page of `rebapl serve` as a person does: it drops an image and types."""
 
 DRIVER = """
 <script>
@@ -18,6 +18,6 @@ addEventListener("load", async () => {
 
 
 def driven(page: str, content: str, names: str = "") -> str:
-    """The page with the script in it; `content` is the image in base64, and `names` are class names for a script."""
+    """The page with the script in it. `content` is the image in base64, and `names` are the class names to type."""
     script = DRIVER.replace("CONTENT", content).replace("NAMES", names)
     return page.replace("</body>", script + "</body>")

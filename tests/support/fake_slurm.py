@@ -24,7 +24,7 @@ def install(folder: Path) -> Path:
 
 
 def process(folder: Path) -> int:
-    """The process that srun has started for the only job."""
+    """The id of the process that srun has started for the only job."""
     (path,) = (folder / "jobs").glob("*.pid")
     return int(path.read_text())
 
@@ -38,7 +38,7 @@ def main(name: str, folder: str) -> None:
 def _sbatch(jobs: Path, words: list[str]) -> None:
     script = Path(words[-1]).read_text()
     array = next((line for line in script.splitlines() if line.startswith("#SBATCH --array=")), None)
-    number = time.time_ns() // 1_000_000  # submitit remembers the numbers of all clusters of its process
+    number = time.time_ns() // 1_000_000  # submitit remembers numbers as long as its process lives
     count = 0 if array is None else int(array.partition("=")[2].partition("-")[2].partition("%")[0]) + 1
     for job in [f"{number}_{index}" for index in range(count)] or [str(number)]:
         (jobs / f"{job}.sh").write_text(script)
@@ -55,7 +55,7 @@ def _start(jobs: Path, job: str) -> None:
     (jobs / f"{job}.rc").unlink(missing_ok=True)
     (jobs / f"{job}.times").open("a").write("x")
     times = (jobs / f"{job}.times").read_text()
-    # a job that is queued again has not ended
+    # a job that was put into the queue again has not ended
     command = f'bash {jobs / job}.sh; rc=$?; [ "$(cat {jobs / job}.times)" != {times} ] || echo $rc > {jobs / job}.rc'
     subprocess.Popen(
         ["bash", "-c", command],

@@ -1,4 +1,4 @@
-"""The tiny CLIP behind golden.json, all by formula: what published implementations computed on it.
+"""The tiny CLIP of golden.json, which has the results of published implementations on it. All weights follow a formula.
 
 Every tensor is `randn` from a generator seeded with the CRC-32 of its name, so nothing but results is stored.
 """

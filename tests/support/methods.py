@@ -1,4 +1,4 @@
-"""What the shared suite needs to know of each method. A registered method without an entry fails the suite."""
+"""The facts about each method that the shared suite needs. A registered method without an entry fails the suite."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -31,13 +31,13 @@ class Case:
     starts_as_zero_shot: tuple[Settings, str] | None = None
     """The settings with which it does, with the template "a photo of a {}.", and in which cloud (text, logits)."""
     random_start: bool = True
-    """Whether `reset` draws anything with its published settings."""
+    """Whether `reset` draws random numbers with the published settings."""
     training_clouds: frozenset[str] = frozenset()
-    """Clouds that exist in training mode only."""
+    """Clouds that exist only in training mode."""
     noisy_training: bool = False
-    """Whether logits in training mode are others than in evaluation mode: noise is drawn, or a part waits (APP's)."""
+    """Whether logits differ between training and evaluation mode: by noise, or by a part that is not used yet (APP)."""
     bfloat16_tolerance: float = 0.03
-    """By how much probabilities may differ from float32's. It grows with the scale of the logits: 10, MMRL's 100."""
+    """The largest difference of probabilities from those in float32. It grows with the logit scale: 10, MMRL 100."""
 
 
 CASES: dict[str, Case] = {
@@ -190,6 +190,6 @@ CASES: dict[str, Case] = {
 
 
 def output_of(learner: Learner, images: Tensor) -> Output:
-    """In training mode every time with the same noise."""
+    """The output in training mode, each time with the same noise."""
     learner.use_noise(torch.Generator().manual_seed(4))
     return learner(images)

@@ -14,14 +14,14 @@ def text_of(page: str) -> str:
 
 
 def blocks(page: str, heading: str = "") -> list[str]:
-    """The blocks of Python on a page, or below one of its headings."""
+    """The blocks of Python code on a page, or below one of its headings."""
     parts = re.split(r"^## ", text_of(page), flags=re.MULTILINE) if heading else [text_of(page)]
     (text,) = [part for part in parts if part.startswith(heading)]
     return re.findall(r"^ *```python\n(.*?)^ *```", text, flags=re.MULTILINE | re.DOTALL)
 
 
 def run_code(code: str, page: str) -> dict[str, Any]:
-    """The names that the code of a page leaves."""
+    """Run the code of a page. Returns the names that it defines."""
     names: dict[str, Any] = {"__name__": "page"}
     exec(compile(code, page, "exec", dont_inherit=True), names)
     return names
@@ -33,5 +33,5 @@ def without_blocks(text: str) -> str:
 
 
 def in_backticks(text: str) -> list[str]:
-    """What stands between backticks."""
+    """The texts between backticks."""
     return re.findall(r"`([^`\n]+)`", text)

@@ -1,4 +1,4 @@
-"""Every method a second time: plain, slow and obvious.
+"""A second implementation of every method: plain, slow and obvious.
 
 Own transformer in a few lines; one sequence at a time, always all 77 tokens, an explicit causal mask, no cache, no
 batch, nothing of the package but the weights it loaded. A method is a function of a `Task` and its parameters by name
@@ -16,7 +16,7 @@ from torch import Tensor
 from rebapl.backbones import DualEncoder
 
 Change = Callable[[int, Tensor], Tensor]
-"""What is done to a sequence (L, d) before the layer of that number, 0 … K−1."""
+"""Changes a sequence (L, d) before the layer of a number, 0 … K−1."""
 
 Parameters = Mapping[str, Tensor]
 
@@ -53,13 +53,13 @@ class PlainCLIP:
         return x + self.linear(f"{name}.mlp.fc2", y * torch.sigmoid(1.702 * y))
 
     def tokens(self, text: str) -> tuple[Tensor, int]:
-        """Embeddings (77, d) without positions, padded with end-of-text, and where the first end-of-text is."""
+        """Embeddings (77, d) without positions, padded with end-of-text, and the position of the first end-of-text."""
         ids = self.encode(text)
         padded = ids + ids[-1:] * (77 - len(ids))
         return self.weights["text_model.embeddings.token_embedding.weight"][torch.tensor(padded)], len(ids) - 1
 
     def text(self, embeddings: Tensor, end: int, change: Change = unchanged) -> Tensor:
-        """The feature (e,), not normalised, of embeddings without positions; `end` as it stands after all changes."""
+        """The feature (e,), not normalised, of embeddings without positions; changes move the end token to `end`."""
         x = embeddings + self.weights["text_model.embeddings.position_embedding.weight"]
         for layer in range(self.config.text_config.num_hidden_layers):
             x = change(layer, x)

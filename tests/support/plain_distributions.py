@@ -1,5 +1,7 @@
-"""ProDA, variational Bayesian prompts, VaMP and APP a second time, plainly; see `plain`. In training mode, as the suite
-runs them: with noise of seed 4."""
+"""Second implementations of ProDA, variational Bayesian prompts, VaMP and APP in training mode; see `plain`.
+
+Their noise has seed 4, as in the suite.
+"""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""Heads a second time, image by image and class by class, from the parameters that they found or learned.
+"""Second implementations of heads, image by image and class by class, from fitted or learned parameters.
 
 How they find them is tested in `tests/learners/test_heads.py`.
 """
@@ -11,11 +11,11 @@ from torch import Tensor
 from rebapl.learners import Learner
 
 PER_CLASS = 3
-"""Images of each class that a head of the shared suite has seen."""
+"""The number of images of each class from which a head of the shared suite learns."""
 
 
 def show(learner: Learner) -> None:
-    """Let a head learn at once from features near its texts. Other learners do not look."""
+    """Let a head learn from features near its texts. Nothing happens for other learners."""
     if learner.learns_from_features:
         stream = torch.Generator().manual_seed(11)
         labels = torch.arange(len(learner.class_names)).repeat(PER_CLASS)

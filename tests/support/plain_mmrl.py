@@ -1,4 +1,4 @@
-"""MMRL and MMRL++ a second time, plainly; see `plain`."""
+"""Second implementations of MMRL and MMRL++; see `plain`."""
 
 import torch
 import torch.nn.functional as F
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def _tokens_between(tokens: list[Tensor], layers: int, mix: float) -> Change:
-    """Behind the first token of the last len(tokens) layers: put in at the first of them, mixed in at the others."""
+    """Tokens behind the first token of the last len(tokens) layers: inserted at the first of these, mixed in later."""
     first, count = layers - len(tokens), len(tokens[0])
 
     def change(layer: int, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Stands in for CUDA graphs on a CPU: passes are "recorded" and "replayed" into the same memory each time."""
+"""A stand-in for CUDA graphs on a CPU: passes are "recorded", and each "replay" writes into the same memory."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from rebapl.posterior import passes
 
 
 class Replaying:
-    """A recording: it has copies of its inputs, and each replay overwrites the outputs of the one before."""
+    """A recording. It copies its inputs, and each replay overwrites the outputs of the last one."""
 
     made: list[tuple[int, ...]] = []
 
@@ -33,7 +33,7 @@ class Replaying:
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """Let passes on the CPU be captured by the stand-in; the list gets the shapes of what is recorded."""
+    """Capture passes on the CPU with the stand-in. The shapes of recorded inputs are added to the returned list."""
     monkeypatch.setattr(passes, "accelerated", lambda _: True)
     monkeypatch.setattr(captured, "_Captured", Replaying)
     monkeypatch.setattr(Replaying, "made", [])

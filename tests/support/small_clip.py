@@ -1,4 +1,4 @@
-"""CLIPs built on the spot: a small one with random weights, and ViT-B/16's shape with none worth speaking of.
+"""CLIPs built in memory: a small one with random weights, and one with the shape of ViT-B/16 and arbitrary weights.
 
 Their tokenizer knows every word of every language: a word's id is the CRC-32 of it.
 """
@@ -26,7 +26,7 @@ def encode(text: str) -> list[int]:
 
 
 class Untruncated(TextTokenizer):
-    """Fills every sequence up to the limit."""
+    """Pads every sequence to the limit."""
 
     def assemble(self, sequences: list[list[Piece]]) -> Text:
         text = super().assemble(sequences)
@@ -59,7 +59,7 @@ def random_views(count: int, size: int = 16, seed: int = 0) -> Tensor:
 
 
 def vit_b16_encoder() -> DualEncoder:
-    """The shape of CLIP ViT-B/16 but for the vocabulary; its memory is never touched where nobody computes."""
+    """The shape of CLIP ViT-B/16 except for the vocabulary. Its memory is not used until something is computed."""
     with torch.device("meta"):
         model = CLIPModel(_config(text=(512, 12, 8), vision=(768, 12, 12), joint=512, image_size=224, patch_size=16))
     model.to_empty(device="cpu")

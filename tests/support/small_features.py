@@ -1,4 +1,4 @@
-"""Pictures that are embedded with the backbone `mini`, in this process."""
+"""Pictures, and their features by the backbone `mini`, computed in this process."""
 
 import io
 import tarfile
@@ -14,7 +14,7 @@ from rebapl.runs.shards import conclude
 
 
 def pictures(folder: Path, **counts: int) -> Path:
-    """`folder/<class>/<number>.png`, as many of each class as its number says, larger than `mini` sees them."""
+    """Draw `folder/<class>/<number>.png`, for each class the given number, larger than `mini` sees them."""
     for label, (name, count) in enumerate(counts.items()):
         (folder / name).mkdir(parents=True)
         for number in range(count):
@@ -25,9 +25,9 @@ def pictures(folder: Path, **counts: int) -> Path:
 
 def plan(encoder: DualEncoder, images: list[Any], out: Path, **more: Any) -> list[FeatureShard]:
     """The shards of the features of images."""
-    asked = {"precision": "float32", "size": 5, **more}
-    place, gathered = features_place(out, asked.pop("form", "parquet")), asked.pop("gathered", {})
-    return plan_features(place, gather_images([str(each) for each in images], **gathered), encoder, **asked)
+    settings = {"precision": "float32", "size": 5, **more}
+    place, gathered = features_place(out, settings.pop("form", "parquet")), settings.pop("gathered", {})
+    return plan_features(place, gather_images([str(path) for path in images], **gathered), encoder, **settings)
 
 
 def embed(encoder: DualEncoder, images: list[Any], out: Path, **more: Any) -> Path:

@@ -1,4 +1,4 @@
-"""Jobs that take about a second, and what they have made."""
+"""Jobs that take about a second, and their results."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ from rebapl.runs.run import Job
 from rebapl.training import Progress
 
 LONG = {"epochs": 30, "inference_settings": {"batch": 1}}
-"""Many steps, so that something can happen amid them."""
+"""Settings with many steps, so that a test can interrupt them."""
 
 
 def tiny(**changes: Any) -> RunConfig:
@@ -28,21 +28,21 @@ def jobs(runs: Path, *seeds: int, **changes: Any) -> list[Job]:
 
 
 def scores(folder: Path) -> dict[str, Any]:
-    """The result of a run, times aside."""
+    """The result of a run without its times."""
     content = json.loads((folder / "results.json").read_text())
     return {key: value for key, value in content.items() if key not in ("seconds", "sha256")}
 
 
 def made(folder: Path) -> tuple[dict[str, Any], bytes]:
-    """The result of a run, times aside, and its samples."""
+    """The result of a run without its times, and its samples."""
     return scores(folder), (folder / "posterior" / "samples.safetensors").read_bytes()
 
 
 @dataclasses.dataclass(frozen=True)
 class StruckJob(Job):
-    """A run whose process sends itself a signal amid its first `deaths` attempts.
+    """A run whose process sends itself a signal during its first `deaths` attempts.
 
-    With `waits`, it waits there instead, until somebody kills it or makes a file `go` beside its folder.
+    With `waits`, it waits there instead, until it is killed or a file `go` exists next to its folder.
     """
 
     deaths: int = 1
@@ -55,7 +55,7 @@ class StruckJob(Job):
 
 @dataclasses.dataclass(frozen=True)
 class StruckShard(AnswerShard):
-    """A shard whose process kills itself amid its first attempt."""
+    """A shard whose process kills itself during its first attempt."""
 
     def do(self, device: str, progress: Progress | None) -> None:
         super().do(device, _struck(self, 1, signal.SIGKILL, False, progress))

@@ -1,4 +1,4 @@
-"""Any model, no prompts: what tests of the repulsion repel."""
+"""A small model without prompts, for tests of the repulsion."""
 
 from typing import Any
 
@@ -33,15 +33,15 @@ class Problem:
 
     @property
     def anchor(self) -> Tensor:
-        """Stands for the features on the pool before anything was learned: another draw of the parameters."""
+        """Features on the pool as before learning: those of another draw of the parameters."""
         return Problem(seed=100).model(self.pool).detach()
 
     def repulsion(self, distance: Any = "mmd", **settings: Any) -> Repulsion:
-        """One that measures ε against the anchor and remembers nothing yet."""
+        """A repulsion that measures ε against the anchor and remembers nothing yet."""
         return Repulsion(distance, **{"anchor": self.anchor, **settings})
 
     def repelled(self, distance: Any = "mmd", **settings: Any) -> Repulsion:
-        """One that remembers where the model is now."""
+        """A repulsion that remembers the present features of the model."""
         repulsion = self.repulsion(distance, **settings)
         repulsion.remember(self.model(self.pool))
         repulsion.begin_cycle()

@@ -1,4 +1,4 @@
-"""A posterior that was not trained, images, and their prediction in shards."""
+"""A posterior without training, images, and their prediction in shards."""
 
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ def draw(folder: Path, count: int) -> list[Path]:
 
 
 def place_of(out: Path) -> Place:
-    """A file of answers, or a folder of shards if there is no ending."""
+    """The place of a file of answers or, if the name has no ending, of a folder of shards."""
     return Place(out, out.suffix[1:] or "parquet", joined=bool(out.suffix))
 
 

@@ -1,7 +1,7 @@
-"""Drawn, captioned pictures: what the embedded model `mini` is trained on.
+"""Drawn pictures with captions, on which the embedded model `mini` is trained.
 
-All chance comes from the generator that is handed in, so a picture is a function of its seed. The typefaces lie in
-`fonts/`, with their licences; FreeType, which comes with Pillow, fills their outlines.
+All randomness comes from the generator that the caller passes, so the seed determines the picture. The typefaces are in
+`fonts/`, with their licences. FreeType, which comes with Pillow, draws their letters.
 """
 
 import numpy as np

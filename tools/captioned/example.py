@@ -1,4 +1,4 @@
-"""What the generator gives: a picture, its caption, and what both of them say."""
+"""The result of the generator: a picture, its caption, and the facts that each of them shows."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 
 class Facts(NamedTuple):
-    """What is to be seen in a picture or said in a caption; an empty string leaves the matter open."""
+    """The facts that a picture shows or a caption states. An empty string leaves a fact open."""
 
     kind: str
     thing: str = ""
@@ -22,8 +22,8 @@ class Facts(NamedTuple):
 class Example(NamedTuple):
     """A captioned picture for contrastive training.
 
-    image: (64, 64, 3). `seen` is all that is true of the image, `said` the part of it that the caption
-    mentions, so that in a batch the caption of one example fits every image whose `seen` agrees with it.
+    image: (64, 64, 3). `seen` has all facts of the image, and `said` those that the caption mentions. In a batch, the
+    caption of one example fits every image whose `seen` agrees with its `said`.
     """
 
     image: NDArray[np.uint8]
@@ -33,5 +33,5 @@ class Example(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What the image shows, in one line: equal for images of the same thing."""
+        """The facts of the image in one line. It is the same for images of the same thing."""
         return " ".join(fact for fact in self.seen if fact)

@@ -16,9 +16,9 @@ WIDTH = 120
 
 
 def as_table(answers: list[Record], samples: int, level: float | None, coloured: bool) -> str:
-    """A table for a terminal, with a row per image and class. The first row of an image has its measures.
+    """A table for a terminal, with a row for each image and class. The first row of an image has its measures.
 
-    `level` is that of the prediction sets, if there are some.
+    `level` is the level of the prediction sets; None if there are none.
     """
     caption = "one sample: no interval"
     if samples > 1:

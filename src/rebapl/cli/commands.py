@@ -32,15 +32,15 @@ from rebapl.errors import FailedError, UserError, printable
 from rebapl.interruption import Interrupted, interrupt
 
 FAILED, REFUSED = 1, 2
-"""The exit codes of work that failed, and of bad input."""
+"""The exit codes for work that failed and for bad input."""
 
 INTERRUPTED = 128
-"""The exit code of interrupted work is this and the number of the signal: 130 after Ctrl-C, with which typer ends."""
+"""The exit code of interrupted work is this plus the number of the signal: 130 after Ctrl-C, as typer has it."""
 
 RESUMABLE = ("train", "run", "reproduce", "learn", "embed")
-"""The commands that go on where they were when they are given again."""
+"""The commands that go on where they stopped if they are given again."""
 
-_ENDINGS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # as Windows has them
+_ENDINGS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows lacks some
 
 _debug: ContextVar[bool] = ContextVar("debug", default=False)
 
@@ -53,39 +53,41 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Run the command line; a `UserError` or an `OSError` becomes one line on stderr, and exit code 2, or 1 for work.
+    """Run the command line.
 
+    A `UserError` or an `OSError` becomes one line on stderr. The exit code is 1 if it is a `FailedError`, otherwise 2.
     `--debug` shows the traceback before that line. After Ctrl-C, SIGTERM or SIGHUP a line says which part of the work
     is kept.
     """
-    # Threads that wait for one another by spinning long are many times slower when other programs want the cores too.
+    # Threads of OpenMP wait for one another by spinning. Where other programs use the same cores, spinning for long
+    # makes them many times slower.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    # Pillow warns of damaged EXIF and of large photos, which are read all the same; what cannot be read is an error.
+    # Pillow warns of damaged EXIF data and of large photos, but reads these files; others are reported as errors.
     warnings.filterwarnings("ignore", module=r"PIL\.")
     before = {number: signal.getsignal(number) for number in _ENDINGS}
     for number, handler in before.items():
-        if handler is not signal.SIG_IGN:  # as `nohup` asks for
+        if handler is not signal.SIG_IGN:  # `nohup` ignores SIGHUP, and so it stays
             signal.signal(number, interrupt)
     try:
         app()
     except (UserError, OSError) as error:
         if _debug.get():
             traceback.print_exc()
-        _show_error(str(error) if isinstance(error, UserError) else _of_the_system(error))
+        _show_error(str(error) if isinstance(error, UserError) else _system_error(error))
         sys.exit(FAILED if isinstance(error, FailedError) else REFUSED)
     except SystemExit as ending:
         if ending.code != INTERRUPTED + signal.SIGINT:
             raise
-        found = _interruption(ending)
-        print(_how_to_go_on(found.kept), file=sys.stderr)
-        sys.exit(INTERRUPTED + found.signal)
+        interruption = _interruption(ending)
+        print(_how_to_go_on(interruption.kept), file=sys.stderr)
+        sys.exit(INTERRUPTED + interruption.signal)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 def _interruption(ending: BaseException) -> Interrupted:
-    """The interruption that made typer end: typer raises its own exception while it handles this one."""
+    """The interruption that ended typer, which raises an exception of its own while it handles this one."""
     error: BaseException | None = ending
     while error is not None and not isinstance(error, Interrupted):
         error = error.__context__
@@ -93,18 +95,18 @@ def _interruption(ending: BaseException) -> Interrupted:
 
 
 def _how_to_go_on(kept: str) -> str:
-    """The last line of interrupted work: which part of it is kept, and the command that goes on with it."""
+    """The last line after an interruption: which part of the work is kept, and the command that continues it."""
     words = sys.argv[1:]
     if not kept and not any(word in RESUMABLE for word in words):
         return "stopped"
-    if kept:  # which --anew would delete
+    if kept:  # --anew would delete it
         words = [word for word in words if word != "--anew"]
-    what = kept or "finished runs are kept, and the others go on from their last checkpoint, if they have one"
-    return f"stopped; {what}. Go on with: rebapl {shlex.join(words)}"
+    message = kept or "finished runs are kept, and the others go on from their last checkpoint, if they have one"
+    return f"stopped; {message}. Go on with: rebapl {shlex.join(words)}"
 
 
-def _of_the_system(error: OSError) -> str:
-    """The error of the system in one line: which file, and why it could not be read or written."""
+def _system_error(error: OSError) -> str:
+    """An error of the operating system in one line: which file, and why it could not be read or written."""
     if error.filename is None or error.strerror is None:
         message = " ".join(str(error).split()) or type(error).__name__
     else:
@@ -138,8 +140,8 @@ def _root(
 
     Parameters:
         version: Show the version and exit.
-        debug: Show the traceback of an error, too.
-        plugin: Import this module first: it may register methods, distances, presets, data sets, trackers.
+        debug: Also show the traceback of an error.
+        plugin: Import this module first. It may register methods, distances, presets, data sets, engines and trackers.
             Repeatable.
     """
     _debug.set(debug)
@@ -155,7 +157,7 @@ def demo(
     *,
     out: Path = Path("demo"),
 ) -> None:
-    """Base-to-novel on two embedded tasks: about two minutes on two cores.
+    """Compare a few methods, base-to-novel, on two embedded tasks. It takes about two minutes on two cores.
 
     Parameters:
         out: Folder for the table and the figure.
@@ -170,7 +172,7 @@ def demo(
     print(f"the table is in {out / 'table.md'}, the figure in {out / 'figure.png'}")
 
 
-for command in (learn, train, run, evaluate, results, report, predict, embed, serve, share, export, reproduce):
+for command in (learn, train, run, evaluate, results, report, predict, serve, embed, share, export, reproduce):
     app.command()(described(command))
 app.add_typer(data_commands, name="data")
 
@@ -182,11 +184,11 @@ def toy(
     out: Path = Path("toy"),
     seed: int = 1,
 ) -> None:
-    """Draw the paper's two-mode example: potential, repulsion, trajectories, modes visited (PNG and PDF).
+    """Draw the paper's example with two modes: potential, repulsion, trajectories, and the modes that they visit.
 
     Parameters:
-        out: Folder for the pictures.
-        seed: The one seed of the pictures.
+        out: Folder for the pictures, each as PNG and as PDF.
+        seed: Seed of the trajectories.
     """
     from rebapl.reproduce.toy_figures import draw_toy
 
@@ -196,7 +198,7 @@ def toy(
 
 @app.command("list")
 def list_() -> None:
-    """Name the data sets, methods, kinds of inference and distances there are, and say what they are."""
+    """List the data sets, the methods, the kinds of inference and the distances."""
     from rebapl.data.catalogue import REGISTERED
     from rebapl.data.embedded import EMBEDDED
     from rebapl.data.published import PUBLISHED
@@ -220,7 +222,7 @@ app.add_typer(config, name="config")
 
 @config.callback()
 def _config() -> None:
-    """Configuration files: a schema for editors."""
+    """Write the JSON schema of configuration files."""
 
 
 @config.command()
@@ -229,10 +231,10 @@ def schema(
     *,
     out: Path | None = None,
 ) -> None:
-    """Write the JSON schema of run configurations, with which editors complete and check YAML files.
+    """Write the JSON schema of configuration files, by which editors complete and check them.
 
     Parameters:
-        out: File to write; it is printed if not given.
+        out: File to write; if not given, the schema is printed.
     """
     import json
 

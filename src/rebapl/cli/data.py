@@ -1,8 +1,8 @@
-"""`rebapl data`: which data sets there are, and whether their files are complete."""
+"""`rebapl data`: list the data sets, and check whether their files are complete."""
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Annotated
 
 import typer
@@ -10,10 +10,10 @@ import typer
 from rebapl.cli import options
 from rebapl.errors import printable, unknown
 
-data = typer.Typer(no_args_is_help=True, help="Data sets: list, check.")
+data = typer.Typer(no_args_is_help=True, help="List the data sets, and check whether their files are complete.")
 
 LINES = "\n"
-"""What a report may hold beside text: the images that cannot be read stand in a line each."""
+"""Kept when a report is made printable, because it has a line for each image that cannot be read."""
 
 
 @data.command("list")
@@ -23,10 +23,10 @@ def list_(
     *,
     root: options.Root = None,
 ) -> None:
-    """Show the data sets by name, or one of them: its files, where they come from, classes, template.
+    """List the data sets, or describe one of them: its files, where they come from, its classes and its template.
 
     Parameters:
-        name: A published data set: show all that is known of it.
+        name: A published data set to describe.
     """
     from rich.console import Console
     from rich.table import Table
@@ -35,17 +35,17 @@ def list_(
     from rebapl.data.embedded import EMBEDDED
     from rebapl.data.published import PUBLISHED
 
+    folder = given_root(root)
     if name is not None:
-        _show(name)
+        _describe(name, folder)
         return
     table = Table(title="published data sets")
-    folder = given_root(root)
     for column in ("name", "classes", "images below the data root", "template", *(["files"] if folder else [])):
         table.add_column(column, overflow="fold", justify="right" if column == "classes" else "left")
     for entry in PUBLISHED.values():
         images = str(PurePosixPath(entry.folder, entry.images))
-        found = [path.exists() for path in entry.needed_files(folder)] if folder else []
-        state = ["there" if all(found) else "in part" if any(found) else "none"] if found else []
+        there = [path.exists() for path in entry.needed_files(folder)] if folder else []
+        state = ["there" if all(there) else "in part" if any(there) else "none"] if there else []
         table.add_row(entry.name, str(entry.classes), images, entry.template, *state)
     Console().print(table)
     print(f"embedded, without files: {', '.join(EMBEDDED)}")
@@ -55,7 +55,8 @@ def list_(
     print("files and sources of one: rebapl data list NAME")
 
 
-def _show(name: str) -> None:
+def _describe(name: str, root: Path | None) -> None:
+    """Print all facts about a data set and, if there is a data root, which of its files are missing there."""
     from rebapl.data.catalogue import REGISTERED
     from rebapl.data.embedded import EMBEDDED
     from rebapl.data.published import PUBLISHED
@@ -75,8 +76,9 @@ def _show(name: str) -> None:
     print(f"  template   {entry.template}")
     print(f"  images     {train} train, {val} val, {test} test")
     print("  files below the data root:")
-    for line in (entry.images, *entry.lists):
-        print(f"    {PurePosixPath(entry.folder, line)}{'' if line in entry.lists else '/'}")
+    missing = [] if root is None else [path for path in entry.needed_files(root) if not path.exists()]
+    for line, path in zip((f"{entry.images}/", *entry.lists), entry.needed_files(root or Path()), strict=True):
+        print(f"    {PurePosixPath(entry.folder, line)}{' (missing)' if path in missing else ''}")
     print("  where they come from (nothing is fetched):")
     for source in entry.sources:
         print(f"    {source}")
@@ -91,11 +93,11 @@ def check(
     split: str | None = None,
     quick: bool = False,
 ) -> None:
-    """Check files, counts, class names and every image. Exit code 1 if something is wrong.
+    """Check files, counts, class names and every image of a data set. The exit code is 1 if something is wrong.
 
     Parameters:
-        name: A data set's name, or the path of your own.
-        split: Another split file, in the data set's folder or with its path.
+        name: The name of a data set, or the path of your own.
+        split: Another split file: its name in the folder of the data set, or its path.
         quick: Do not open the images.
     """
     from rich.console import Console
@@ -105,8 +107,7 @@ def check(
     from rebapl.data.checking import check_dataset
 
     with StepProgress(unit="images") as progress:
-        shown = progress.begin("reading images")
-        report = check_dataset(name, root, split=split, read=not quick, progress=shown)
+        report = check_dataset(name, root, split=split, read=not quick, progress=progress.begin("reading images"))
     console = Console(highlight=False, soft_wrap=True)
     marked = (
         ("[green]ok[/]     ", report.fine),

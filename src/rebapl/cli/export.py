@@ -1,4 +1,4 @@
-"""`rebapl export`: write a posterior for programs that know nothing of rebapl."""
+"""`rebapl export`: write a posterior for programs that do not use rebapl."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def export(
 
     Parameters:
         run: Folder of a run or a posterior, or hf://USER/NAME@REVISION on the hub.
-        out: File to write. Its ending says what: .safetensors or .npy for the class embeddings of methods that
-            learn text only; .onnx or .pt2 (torch.export) for the whole predictor.
+        out: File to write. Its ending decides what is written: .safetensors or .npy for the class embeddings of a
+            method that learns only text, .onnx or .pt2 (torch.export) for the whole predictor.
     """
     from rebapl.files import refuse_unwritable
     from rebapl.posterior import load_posterior
@@ -29,7 +29,7 @@ def export(
 
     check_form(out)
     refuse_unwritable(out)
-    names = options.given_class_names(classes)
+    names = options.parse_class_names(classes)
     posterior = load_posterior(run, backbone).among(names)
     if out.suffix in (".onnx", ".pt2"):
         samples = number_of(len(posterior), "sample")

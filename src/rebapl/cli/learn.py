@@ -1,4 +1,4 @@
-"""`rebapl learn`: learn all classes of somebody's own photos, and say how well that works."""
+"""`rebapl learn`: learn all classes of somebody's own photos, and measure how well that works."""
 
 from __future__ import annotations
 
@@ -21,44 +21,46 @@ def learn(
     *,
     quick: bool = False,
     best: bool = False,
+    method: Annotated[str | None, typer.Option(autocompletion=options.complete_methods)] = None,
+    inference: Annotated[str | None, typer.Option(autocompletion=options.complete_inference)] = None,
     backbone: str | None = None,
-    out: Path | None = None,
+    shots: Annotated[int, typer.Option(min=1)] = SHOTS,
+    epochs: options.Epochs = None,
+    template: str | None = None,
     risk: Annotated[float | None, typer.Option(min=0, max=0.99)] = None,
     confidence: Annotated[float | None, typer.Option(min=0, max=0.999)] = None,
     set_level: float | None = None,
     no_temperature: bool = False,
+    out: Path | None = None,
     anew: bool = False,
-    shots: Annotated[int, typer.Option(min=1)] = SHOTS,
-    method: Annotated[str | None, typer.Option(autocompletion=options.complete_methods)] = None,
-    inference: Annotated[str | None, typer.Option(autocompletion=options.complete_inference)] = None,
-    epochs: options.Epochs = None,
-    template: str | None = None,
     device: options.Device = None,
-    jobs: Annotated[int, typer.Option(min=1)] = 1,
+    jobs: options.Jobs = None,
     quiet: options.QuietOption = False,
 ) -> None:
     """Learn all classes of your photos, measure how well, and choose when to say "I don't know".
 
-    Finished work is kept; interrupted work goes on where it was.
+    Without --quick, --best or --method it learns a head and, on a GPU where they take five minutes at most, also
+    prompts. Finished work is not done again, and interrupted work goes on where it was.
 
     Parameters:
         photos: A folder with a folder of images for each class, a CSV file, or a folder that `rebapl embed` wrote.
-        quick: A head on the features of the photos, and nothing else: seconds once they are encoded.
-        best: After the head prompts as well, in a folder whose name ends in -best: minutes on a GPU, longer without.
-        backbone: A local Hugging Face folder, a hub id, or mini (which knows only drawings).
-            openai/clip-vit-base-patch16 if not given.
-        out: Folder to keep it in; runs/ and the name of the photos' folder.
-        risk: Share of wrong answers to allow before it says 'I don't know': 0.05 if not given. Given for what is
-            learned already, this or --confidence chooses the threshold again, without a training.
-        confidence: How sure to be that no larger share is wrong: 0.9 if not given; 0 promises nothing.
-        set_level: Also fit prediction sets, which hold the right class of this share of images: 0.9.
-        no_temperature: Leave the probabilities as they are; otherwise a temperature is fitted on the held-out answers.
+        quick: Learn only a head on the features of the photos, which takes seconds once they are computed.
+        best: Learn a head, and then also prompts, in a second folder whose name ends in -best. Prompts take minutes on
+            a GPU, and longer without one.
+        method: Learn this method; `rebapl list` names the methods.
+        inference: The kind of inference for --method or, without --method, for the head; `rebapl list` names them.
+        backbone: A local Hugging Face folder, a hub id, or mini (which knows only drawings); if not given,
+            openai/clip-vit-base-patch16.
+        shots: Largest number of images of each class to learn from.
+        template: Text for a class, with {} for its name.
+        risk: Largest share of wrong answers to allow, 0.05 if not given; if it is too unsure of an image, the answer is
+            'I don't know'. If the photos are learned already, --risk or --confidence chooses this threshold again
+            without a training.
+        confidence: How sure to be that no larger share of answers is wrong; 0.9 if not given, and 0 promises nothing.
+        set_level: Also fit prediction sets that hold the right class of this share of images, such as 0.9.
+        no_temperature: Leave the probabilities as they are, instead of fitting a temperature on the held-out answers.
+        out: Folder for the result; if not given, runs/ and the name of the folder of photos.
         anew: Learn again, and delete what was learned before in this folder.
-        shots: Learn from at most this many images of each class.
-        method: What is learned, instead of the choice by time; `rebapl list` names the methods.
-        inference: How, alone for the head; `rebapl list` names the kinds of inference.
-        template: Text with {} for the class name.
-        jobs: Trainings at a time on each device.
     """
     options.expect_workers(device, jobs)
     from rebapl.backbones import find_backbone
@@ -76,12 +78,12 @@ def learn(
 
     if quick + best + (method is not None or inference is not None) > 1:
         raise UserError("--quick, --best and --method (with --inference) each say what to learn: give one of them")
-    other_threshold = risk is not None or confidence is not None
+    threshold_again = risk is not None or confidence is not None
     risk, confidence = RISK if risk is None else risk, CONFIDENCE if confidence is None else confidence
     config = RunConfig(
         photos, method or "", inference, shots=shots, backbone=backbone, epochs=epochs, template=template
     )
-    engine = LocalEngine(options.parse_names(device), jobs)
+    engine = LocalEngine(options.parse_names("--device", device), 1 if jobs is None else jobs)
     plan = plan_lessons(
         config, out or Path("runs") / folder_name(photos), engine.devices[0], quick=quick, best=best, anew=anew
     )
@@ -90,7 +92,7 @@ def learn(
     for lesson in plan.lessons:
         if not anew and lesson.is_done():
             _refuse_other_fits(lesson.out, set_level, no_temperature)
-            if other_threshold:
+            if threshold_again:
                 choose_again(lesson, engine.devices[0], risk, confidence)
             print(f"already learned: {lesson.out} (--anew learns it again)")
         else:
@@ -123,14 +125,14 @@ def learn(
 
 
 def _refuse_other_fits(out: Path, set_level: float | None, no_temperature: bool) -> None:
-    """Refuse what cannot be fitted again where everything is learned already."""
+    """Refuse options of a finished lesson that would need its held-out answers in full, which are not kept."""
     from rebapl.runs.learn import read_learned
 
-    _, _, sets, fitted = read_learned(out)
+    _, _, sets, temperature = read_learned(out)
     if set_level is not None and (sets is None or sets.level != set_level):
         raise UserError(
             f"{out} was learned without prediction sets of level {set_level:g}, and the answers that choose them are "
             "not kept: give --anew to learn it again"
         )
-    if no_temperature and fitted is not None:
+    if no_temperature and temperature is not None:
         raise UserError(f"{out} was learned with a temperature: give --anew to learn it without one")

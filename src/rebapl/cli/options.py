@@ -1,7 +1,7 @@
-"""The options that several commands share, how their values are read, and what the shell completes for them.
+"""The options that several commands share: how their values are read, and which names the shell completes for them.
 
-The names for the shell are read from the files of the package, since a person who presses Tab does not wait until torch
-is imported. Names that plugins register are not completed. Where nothing here fits, the shell completes names of files.
+The names to complete are read from the files of the package, because importing torch would make a person who presses
+Tab wait. Names that plugins register are not completed. For all other options the shell completes file names.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Command = TypeVar("Command", bound=Callable[..., None])
 
 
 def complete_methods(incomplete: str) -> list[str]:
-    """The methods; each has a file with its recipe."""
+    """The methods. Each has a recipe file, whose name is that of the method."""
     return _beginning(incomplete, _yaml_files(SOURCE / "learners" / "recipes"))
 
 
 def complete_inference(incomplete: str) -> list[str]:
-    """The presets, but not those that only others extend."""
+    """The presets, without those that exist only to be extended by others."""
     return _beginning(incomplete, _yaml_files(SOURCE / "sampling" / "presets"))
 
 
@@ -47,11 +47,11 @@ def complete_datasets(incomplete: str) -> list[str]:
 
 
 def complete_runs(incomplete: str) -> list[str]:
-    """The runs in the folder of runs that is being typed, or in `runs`."""
+    """The runs in the folder whose name is being typed, or in `runs` if nothing is typed yet."""
     typed = Path(incomplete or "runs/")
     parent = typed if incomplete.endswith("/") or not incomplete else typed.parent
-    found = sorted(str(file.parent) for file in parent.glob("*/config.json"))
-    return _beginning(incomplete, found) or _beginning(incomplete, ["runs/"] if Path("runs").is_dir() else [])
+    folders = sorted(str(file.parent) for file in parent.glob("*/config.json"))
+    return _beginning(incomplete, folders) or _beginning(incomplete, ["runs/"] if Path("runs").is_dir() else [])
 
 
 def _yaml_files(folder: Path) -> list[str]:
@@ -63,11 +63,11 @@ def _beginning(incomplete: str, names: Iterable[str]) -> list[str]:
 
 
 def described(command: Command) -> Command:
-    """Make options of the parameters of a command, with the help that the docstring has for them.
+    """Turn the parameters of a command into arguments and options of typer, with help from the command's docstring.
 
-    Parameters before the `*` are arguments, those after it options. What typer cannot tell from the name and the type
-    of a parameter (a range, another name, what the shell completes) its annotation says. The part of the docstring
-    below `Parameters:` is taken off, so that typer shows what stands before it.
+    Parameters before the `*` become arguments, and those after it options. The annotation of a parameter gives what its
+    name and type cannot (a range, another name, the names that the shell completes). Typer shows the docstring up to
+    `Parameters:`; the rest is removed from it.
 
     >>> @described
     ... def greet(name: str, *, loud: bool = False) -> None:
@@ -80,15 +80,16 @@ def described(command: Command) -> Command:
     >>> greet.__doc__, greet.__annotations__["loud"].__metadata__[0].help
     ('Greet somebody.', 'Raise your voice.')
     """
-    command.__doc__, _, listed = (inspect.getdoc(command) or "").partition("\n\nParameters:\n")
+    about, _, listed = (inspect.getdoc(command) or "").partition("\n\nParameters:\n")
+    command.__doc__ = "\n\n".join(" ".join(paragraph.split()) for paragraph in about.split("\n\n"))
     helps = {name: " ".join(text.split()) for name, text in re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", listed, re.M)}
     hints = get_type_hints(command, include_extras=True)
     for name, parameter in inspect.signature(command).parameters.items():
-        kind, *known = get_args(hints[name]) if get_origin(hints[name]) is Annotated else (hints[name],)
-        if not known and parameter.kind is parameter.KEYWORD_ONLY:
+        kind, *infos = get_args(hints[name]) if get_origin(hints[name]) is Annotated else (hints[name],)
+        if not infos and parameter.kind is parameter.KEYWORD_ONLY:
             word = name.strip("_").replace("_", "-")
-            known = [typer.Option(f"--{word}/--no-{word}" if kind == bool | None else f"--{word}")]
-        info = copy.copy(known[0] if known else typer.Argument())
+            infos = [typer.Option(f"--{word}/--no-{word}" if kind == bool | None else f"--{word}")]
+        info = copy.copy(infos[0] if infos else typer.Argument())
         info.help = info.help or helps[name]
         hints[name] = Annotated[kind, info]
     command.__annotations__ = hints
@@ -96,7 +97,7 @@ def described(command: Command) -> Command:
 
 
 def expect_workers(device: str | None, jobs: int | None) -> None:
-    """Let the server of workers begin to import at once, if several runs at a time are asked for."""
+    """Start the server of worker processes, whose imports take long, at once if several runs are done at a time."""
     if (jobs or 1) > 1 or "," in (device or ""):
         begin_server()
 
@@ -106,25 +107,36 @@ QuietOption = Annotated[
 ]
 TrackOption = Annotated[
     str | None,
-    typer.Option(help="Also log to these trackers, with commas: tensorboard, mlflow, or those that plugins register."),
+    typer.Option(
+        help="Also log to these trackers, separated by commas: tensorboard, mlflow, or one that a plugin registers."
+    ),
 ]
 Root = Annotated[Path | None, typer.Option(help="Folder of the published data sets; $REBAPL_DATA if not given.")]
 ClassesOption = Annotated[
     str | None, typer.Option(help="Other class names, separated by commas, or @FILE with one per line.")
 ]
-RunsFolder = Annotated[Path, typer.Option(help="Folder of runs; a run gets a folder named by its settings' hash.")]
+RunsFolder = Annotated[
+    Path, typer.Option(help="Folder for runs. Each run gets a folder in it, named after the hash of its settings.")
+]
 RunArgument = Annotated[Path, typer.Argument(autocompletion=complete_runs)]
-MovedBackbone = Annotated[str | None, typer.Option(help="The backbone, if it is not where it was in training.")]
-OneDevice = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …; the GPU if there is one.")]
+MovedBackbone = Annotated[
+    str | None, typer.Option(help="Folder or hub id of the backbone, if it is not where it was in training.")
+]
+OneDevice = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1; if not given, the GPU if there is one.")]
 HarmonicMean = Annotated[
-    str, typer.Option(help="Harmonic mean over data sets: of-averages, or average (of the data sets' own).")
+    str,
+    typer.Option(
+        help="Harmonic mean over several data sets: of-averages (of the average base and novel accuracies), or average "
+        "(of the harmonic means of the data sets)."
+    ),
 ]
 AtLeastOne = Annotated[int | None, typer.Option(min=1)]
-Epochs = Annotated[int | None, typer.Option(help="Epochs instead of the number that was published.")]
+Epochs = Annotated[int | None, typer.Option(help="Number of epochs; if not given, the published number.")]
 EngineName = Annotated[
     str,
     typer.Option(
-        help="Where runs happen: local (this machine), ray (a Ray cluster), slurm (jobs of SLURM), or one of a plugin."
+        help="Where to do the runs: local (this machine), ray (a Ray cluster), slurm (SLURM jobs), or an engine that a "
+        "plugin registers."
     ),
 ]
 EngineOption = Annotated[
@@ -133,18 +145,31 @@ EngineOption = Annotated[
         "--engine-option",
         "-E",
         metavar="NAME=VALUE",
-        help="An option of that engine; repeatable. ray: address, cpus, gpus (of a run; a share such as 0.25 is "
-        "possible). slurm: partition, time, cpus, gpus.",
+        help="An option of the engine; repeatable. ray has address, cpus and gpus (for each run; gpus may be a share "
+        "such as 0.25), slurm has partition, time, cpus and gpus.",
     ),
 ]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, or several: cuda:0,cuda:1; the GPU if there is one.")]
-Jobs = Annotated[int | None, typer.Option(min=1, help="Runs or shards at a time on each device; 1 if not given.")]
+Device = Annotated[
+    str | None,
+    typer.Option(help="cpu, cuda, or several such as cuda:0,cuda:1; if not given, the GPU if there is one."),
+]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Runs to do at the same time on each device; 1 if not given.")]
+ShardJobs = Annotated[
+    int | None, typer.Option(min=1, help="Shards to do at the same time on each device; 1 if not given.")
+]
+ShardEngine = Annotated[
+    str | None,
+    typer.Option(
+        help="Do the shards side by side, in other processes: local (this machine), ray (a Ray cluster) or slurm "
+        "(SLURM jobs). If not given, this process does them, or local if --jobs is given."
+    ),
+]
 
 
 def engine_of(
     name: str, runs: Path, device: str | None = None, jobs: int | None = None, options: Sequence[str] | None = None
 ) -> Engine[Any]:
-    """The engine that these options name, for runs in the folder `runs`. What an engine has no use for is refused.
+    """The engine that these options describe, for runs in the folder `runs`. Options that it does not have are refused.
 
     >>> engine_of("ray", Path("runs"), jobs=3)
     Traceback (most recent call last):
@@ -155,56 +180,64 @@ def engine_of(
     """
     from rebapl.runs.engine import ENGINES, LocalEngine
 
-    engine, given = ENGINES.find(name), dict[str, str]()
+    engine, settings = ENGINES.find(name), dict[str, str]()
     for word in options or ():
         option, equals, value = word.partition("=")
-        if not equals or not value:
+        if not option or not equals or not value:
             raise UserError(f"--engine-option {word}: write NAME=VALUE, such as address=auto or time=2:00:00")
-        given[option.strip().replace("-", "_")] = value.strip()
+        settings[option.strip().replace("-", "_")] = value.strip()
     if engine is LocalEngine:
-        if given:
-            raise UserError(f"--engine-option {next(iter(given))}: the engine local has --device and --jobs")
-        return LocalEngine(parse_names(device), 1 if jobs is None else jobs)
-    for local, asked in (("--device", device), ("--jobs", jobs)):
-        if asked is not None:
+        if settings:
+            raise UserError(f"--engine-option {next(iter(settings))}: the engine local has --device and --jobs")
+        return LocalEngine(parse_names("--device", device), 1 if jobs is None else jobs)
+    for local, setting in (("--device", device), ("--jobs", jobs)):
+        if setting is not None:
             raise UserError(f"{local} is for --engine local, not for {name}: leave it out")
     accepted = list(inspect.signature(engine).parameters)[1:]
-    for option in given:
+    for option in settings:
         if option not in accepted:
             raise unknown(f"option of {name}", option, accepted)
-    return engine(runs, **given)
+    return engine(runs, **settings)
 
 
-def parse_names(given: str | None) -> list[str] | None:
-    """Names with commas between them; None where none are given.
+def parse_names(option: str, text: str | None) -> list[str] | None:
+    """Read the value of an option that takes names separated by commas. None if the option is not given.
 
-    >>> parse_names("imagenet_a, imagenet_r")
+    >>> parse_names("--targets", "imagenet_a, imagenet_r")
     ['imagenet_a', 'imagenet_r']
+    >>> parse_names("--targets", " ,")
+    Traceback (most recent call last):
+    rebapl.errors.UserError: --targets ' ,' names nothing: write one name, or several with commas between them
     """
-    return None if given is None else [word.strip() for word in given.split(",") if word.strip()]
+    if text is None:
+        return None
+    names = [word.strip() for word in text.split(",") if word.strip()]
+    if not names:
+        raise UserError(f"{option} '{text}' names nothing: write one name, or several with commas between them")
+    return names
 
 
-def parse_trackers(given: str | None) -> tuple[str, ...]:
-    """Names of trackers with commas between them, if they can be used here."""
+def parse_trackers(text: str | None) -> tuple[str, ...]:
+    """Read the names of trackers, and check that they can be used here."""
     from rebapl.training.log import check_trackers
 
-    names = tuple(parse_names(given) or ())
+    names = tuple(parse_names("--track", text) or ())
     check_trackers(names)
     return names
 
 
-def parse_seeds(given: str) -> list[int]:
-    """Whole numbers with commas between them.
+def parse_seeds(text: str) -> list[int]:
+    """Read whole numbers separated by commas.
 
     >>> parse_seeds("1,2,3")
     [1, 2, 3]
     """
     try:
-        seeds = [int(word) for word in given.split(",")]
+        seeds = [int(word) for word in text.split(",")]
     except ValueError as error:
-        raise UserError(f"--seeds {given}: write whole numbers with commas between them, such as 1,2,3") from error
+        raise UserError(f"--seeds {text}: write whole numbers with commas between them, such as 1,2,3") from error
     if len(set(seeds)) < len(seeds):
-        raise UserError(f"--seeds {given}: each seed is one run; name it once")
+        raise UserError(f"--seeds {text}: each seed is one run; name it once")
     return seeds
 
 
@@ -228,43 +261,47 @@ FITS: dict[str, tuple[str, dict[str, type | tuple[type, ...]], str]] = {
         "write the name of a score, and after a comma, if you like, rate=0.05 (the share of false alarms)",
     ),
 }
-"""The options --fit-…: what stands in them without its name, what may stand in them, and what to say if it does not."""
+"""For each option --fit-…: the setting that may be written without its name, the types of all settings, and the advice
+for a value that cannot be read."""
 
 
-def parse_fit(what: str, given: str) -> dict[str, Any]:
-    """Read the words NAME=VALUE between commas of an option --fit-….
+def parse_fit(what: str, text: str) -> dict[str, Any]:
+    """Read the value of an option --fit-…: words NAME=VALUE separated by commas.
 
     >>> parse_fit("threshold", "risk=0.05,confidence=0.95"), parse_fit("threshold", "coverage=0.9,by=entropy")
     ({'risk': 0.05, 'confidence': 0.95}, {'coverage': 0.9, 'by': 'entropy'})
     >>> parse_fit("conformal", "0.8,score=raps,by_class=true"), parse_fit("outside", "mahalanobis,rate=0.1")
     ({'level': 0.8, 'score': 'raps', 'by_class': True}, {'by': 'mahalanobis', 'rate': 0.1})
     """
-    first, kinds, write = FITS[what]
-    wanted: dict[str, Any] = {}
-    for key, _, value in (word.partition("=") for word in (f"{first}={given}" if first else given).split(",")):
+    first, kinds, advice = FITS[what]
+    words = (f"{first}={text}" if first else text).split(",")
+    settings: dict[str, Any] = {}
+    for key, _, value in (word.partition("=") for word in words):
         try:
-            wanted[key.strip()] = json.loads(value)
+            settings[key.strip()] = json.loads(value)
         except json.JSONDecodeError:
-            wanted[key.strip()] = value.strip()
-    fits = all(key in kinds and isinstance(value, kinds[key]) for key, value in wanted.items())
+            settings[key.strip()] = value.strip()
+    readable = len(settings) == len(words) and not (first and "=" in text.partition(",")[0])
+    readable = readable and all(key in kinds and isinstance(value, kinds[key]) for key, value in settings.items())
     if what == "threshold":
-        fits = fits and ("risk" in wanted) != ("coverage" in wanted) and not {"coverage", "confidence"} <= wanted.keys()
-    if not fits or (first and "=" in given.partition(",")[0]):
-        raise UserError(f"--fit-{what} {given}: {write}")
-    return wanted
+        readable = readable and ("risk" in settings) != ("coverage" in settings)
+        readable = readable and not {"coverage", "confidence"} <= settings.keys()
+    if not readable:
+        raise UserError(f"--fit-{what} {text}: {advice}")
+    return settings
 
 
-def given_class_names(given: str | None) -> list[str] | None:
-    """Class names with commas between them, or those in the lines of a file; None where none are given.
+def parse_class_names(text: str | None) -> list[str] | None:
+    """Read class names separated by commas, or from the lines of a file after @. None if the option is not given.
 
-    >>> given_class_names("cat, big dog")
+    >>> parse_class_names("cat, big dog")
     ['cat', 'big dog']
     """
     from rebapl.files import read_lines
 
-    if given is None:
+    if text is None:
         return None
-    names = read_lines(Path(given[1:])) if given.startswith("@") else [name.strip() for name in given.split(",")]
+    names = read_lines(Path(text[1:])) if text.startswith("@") else [name.strip() for name in text.split(",")]
     if len(names) == 1:
         raise UserError(f"one class name ({names[0]}) would be the answer to every image: give at least two")
     return names

@@ -1,4 +1,4 @@
-"""`rebapl predict`: predict images with a trained run."""
+"""`rebapl predict`: predict the classes of images with a trained run."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 
 PIPE = Path("-")
 
+IN_SHARDS = "of a .csv, .jsonl or .parquet file, or of a folder: name it with --out"
+
 PHOTOS = ("JPEG", "MPO", "HEIF", "WEBP")
-"""Formats of files that are photos rather than drawings."""
+"""File formats that photos have, and drawings rarely."""
 
 
 def predict(
@@ -40,48 +42,44 @@ def predict(
     classes: options.ClassesOption = None,
     template: str | None = None,
     top: Annotated[int, typer.Option(min=1)] = 3,
-    format_: str | None = None,
-    out: Path | None = None,
-    average: str | None = None,
     abstain: bool | None = None,
     sets: bool | None = None,
+    average: str | None = None,
     strict: bool = False,
+    out: Path | None = None,
+    format_: str | None = None,
     backbone: options.MovedBackbone = None,
-    engine: str | None = None,
-    shard: Annotated[int | None, typer.Option(min=1, max=100000)] = None,
     device: Annotated[str | None, typer.Option("--device", "--devices")] = None,
-    jobs: options.Jobs = None,
+    shard: Annotated[int | None, typer.Option(min=1, max=100000)] = None,
+    jobs: options.ShardJobs = None,
+    engine: options.ShardEngine = None,
     engine_option: options.EngineOption = None,
     quiet: options.QuietOption = False,
 ) -> None:
-    """Predict images with all samples of a run, and say how sure they are.
+    """Predict the classes of images with all samples of a run, and say how sure the answers are.
 
-    An image that cannot be read is named and skipped; its row says why.
+    An image that cannot be read is named and skipped, and its row says why.
 
     Parameters:
         run: Folder of a run or a posterior, or hf://USER/NAME@REVISION on the hub.
-        images: Images, folders or tar archives of images, and - for paths that come through a pipe; or one folder of
+        images: Images, folders of images, tar archives of images, and - for paths from a pipe; or one folder of
             features that `rebapl embed` stored.
-        list_: List of images: a path per line, or a CSV with a column path. Repeatable.
-        template: Text with {} for the class name, if the method uses one.
-        top: How many classes to show per image.
-        format_: table, json, csv, csv-escaped (which a spreadsheet opens safely), jsonl or parquet; if not given,
-            by the ending of --out, else table.
-        out: File to write to, or a folder of Parquet files if it has no ending. If the command is stopped, the same
-            command goes on where it was.
-        average: What to average over samples: probabilities or logits; as trained, if not given.
-        abstain: Say 'I don't know' above the fitted threshold, or never; if not given, where there is one.
-        sets: Show the fitted prediction sets, or not; if not given, where there are some.
+        list_: A list of images: a text file with a path in each line, or a CSV file with a column path. Repeatable.
+        template: Text for a class, with {} for its name, if the method uses one.
+        top: Number of classes to show for each image.
+        abstain: Whether to say 'I don't know' above the fitted threshold; if not given, yes if there is one.
+        sets: Whether to show the fitted prediction sets; if not given, yes if there are some.
+        average: What to average over samples: probabilities or logits. If not given, as in training.
         strict: Stop at the first image that cannot be read, instead of skipping it.
-        engine: Predict shards of the images side by side: local (this machine), ray (a Ray cluster) or slurm (jobs
-            of SLURM); local if only other options of this kind are given.
-        shard: Images in a shard; 2048 if not given, 128 on a CPU.
-        device: cpu, cuda, or several, such as cuda:0,cuda:1, over which images are split; the GPU if there is one.
+        out: File to write, or a folder of Parquet files if the name has no ending. If the command is stopped, the
+            same command continues it.
+        format_: table, json, csv, csv-escaped (safe to open in a spreadsheet), jsonl or parquet. If not given, the
+            ending of --out decides; without --out it is a table.
+        device: cpu, cuda, or several such as cuda:0,cuda:1, which share the images. If not given, the GPU if there is
+            one.
+        shard: Number of images in a shard of --out; if not given, 2048, or 128 on a CPU.
     """
-    if (jobs or 1) > 1:
-        from rebapl.runs.workers import begin_server
-
-        begin_server()
+    options.expect_workers(None, jobs)
     from rebapl.cli.progress import StepProgress
     from rebapl.files import refuse_unwritable
     from rebapl.learners import check_features
@@ -91,7 +89,7 @@ def predict(
     from rebapl.runs.answer_shards import CPU_SIZE, SIZE, answer_shards, plan_answers
     from rebapl.runs.machine import best_device
 
-    devices = options.parse_names(device) or []
+    devices = options.parse_names("--device", device) or []
     form, place = _place(format_, out)
     several = len(devices) > 1
     where: Engine[Any] | None = None
@@ -99,14 +97,16 @@ def predict(
         several and place is not None and not place.joined
     ):
         if place is None:
-            raise UserError("an engine writes a .csv, .jsonl or .parquet file, or a folder: name it with --out")
+            raise UserError(f"--engine, --engine-option and --jobs do shards {IN_SHARDS}")
         where = options.engine_of(engine or "local", place.folder, device, jobs, engine_option)
+    if shard is not None and place is None:
+        raise UserError(f"--shard is the size of shards {IN_SHARDS}")
     if out is not None and (place is None or place.joined):
         refuse_unwritable(out)
     first = "cpu" if where is not None else best_device(next(iter(devices), None))
-    for each in devices if where is None else ():
-        best_device(each)  # refuses one that is not here
-    names = options.given_class_names(classes)
+    for name in devices if where is None else ():
+        best_device(name)  # refuses a device that is not here
+    names = options.parse_class_names(classes)
     piped = PIPE in (images or [])
     stored = _stored_features(images or [], list_ or [])
     files = ImageFiles(
@@ -146,7 +146,7 @@ def predict(
 
 
 def _stored_features(images: list[Path], lists: list[Path]) -> StoredFeatures | None:
-    """The stored features, if that is what is to be predicted."""
+    """The stored features to predict; None if images are predicted."""
     from rebapl.data.features import StoredFeatures, is_features
 
     folders = [path for path in images if is_features(path)]
@@ -156,9 +156,9 @@ def _stored_features(images: list[Path], lists: list[Path]) -> StoredFeatures | 
 
 
 def _notes(run: Path, posterior: Posterior, question: Question, files: ImageFiles, piped: bool) -> Iterator[str]:
-    """What a person should know before the answers come."""
-    if said := posterior.said_of_temperature(question.average):
-        yield said
+    """Notes that a person should read before the answers."""
+    if note := posterior.said_of_temperature(question.average):
+        yield note
     yield from notes_of(run, posterior)
     if posterior.learner.encoder.name == "mini" and not piped and files.known and _is_photo(next(iter(files))):
         yield ONLY_DRAWINGS
@@ -173,7 +173,7 @@ def _is_photo(file: Path) -> bool:
     try:
         with Image.open(file) as image:
             return image.format in PHOTOS or min(image.size) > 256
-    except Exception:  # reading it will say why
+    except Exception:  # when it is predicted, the reason is reported
         return False
 
 
@@ -186,19 +186,19 @@ def _show(
     out: Path | None,
     total: int | None,
 ) -> None:
-    """Print the answers, rows as they come, or write a table or a JSON file at the end."""
+    """Print rows as soon as they are answered, or print or write a table or a JSON file at the end."""
     from rebapl.cli.answer_table import as_table
     from rebapl.files import write_atomically
     from rebapl.posterior.answers import answer_files
     from rebapl.runs.answer_formats import FORMATS, head_bytes, rows_bytes
 
-    watch, kept = Watch(progress, total), list[dict[str, Any]]()
+    watch, answers = Watch(progress, total), list[dict[str, Any]]()
     for records in answer_files(posterior, images, question, watch.pace):
         if form in FORMATS:
             head = b"" if watch.done else head_bytes(form, question.top)
             sys.stdout.write((head + rows_bytes(records, form, question.top)).decode())
         else:
-            kept += records
+            answers += records
         watch(records)
     if not watch.done:
         raise UserError("no path came through the pipe: write one per line")
@@ -207,11 +207,11 @@ def _show(
     if form in FORMATS:
         return
     if form == "json":
-        text = json.dumps({**question.head(posterior), "images": kept}, indent=2, ensure_ascii=False)
+        text = json.dumps({**question.head(posterior), "images": answers}, indent=2, ensure_ascii=False)
     else:
         conformal = posterior.conformal if question.sets else None
         level = None if conformal is None else conformal.level
-        text = as_table(kept, len(posterior), level, coloured=out is None and sys.stdout.isatty())
+        text = as_table(answers, len(posterior), level, coloured=out is None and sys.stdout.isatty())
     if out is None:
         print(text)
     else:
@@ -219,31 +219,31 @@ def _show(
         print(f"{counted(watch.done, 0, len(watch.not_read))}: {printable(str(out))}")
 
 
-def _place(given: str | None, out: Path | None) -> tuple[str, Place | None]:
-    """The format, by name or by the ending of the file, and the place of answers that are written in shards."""
+def _place(name: str | None, out: Path | None) -> tuple[str, Place | None]:
+    """The format, by its name or by the ending of `out`, and the place of the shards; None if there are no shards."""
     from rebapl.runs.answer_formats import ENDINGS, FORMATS
 
     endings, formats = {**ENDINGS, ".json": "json", ".txt": "table"}, ["table", "json", *FORMATS]
-    if given is not None and given not in formats:
-        raise unknown("format", given, formats)
+    if name is not None and name not in formats:
+        raise unknown("format", name, formats)
     if out is None:
-        if given == "parquet":
+        if name == "parquet":
             raise UserError("--format parquet needs a file: name it with --out")
-        return given or "table", None
+        return name or "table", None
     from rebapl.runs.shards import Place
 
     by_ending = endings.get(out.suffix.lower())
-    folder = out.is_dir() or (given is None and not out.suffix)
-    if folder and given not in (None, "parquet"):
-        raise UserError(f"--format {given}: a folder of answers holds Parquet files; leave it out")
-    if not folder and given is None and by_ending is None:
+    folder = out.is_dir() or (name is None and not out.suffix)
+    if folder and name not in (None, "parquet"):
+        raise UserError(f"--format {name}: a folder of answers holds Parquet files; leave it out")
+    if not folder and name is None and by_ending is None:
         raise UserError(
             f"--out {printable(str(out))}: its ending does not say the format: end it in {' '.join(endings)}, or name "
             "one with --format"
         )
-    if given is not None and by_ending is not None and given.partition("-")[0] != by_ending:
-        raise UserError(f"--out {printable(str(out))} and --format {given} contradict each other: give one of them")
-    form = "parquet" if folder else given or by_ending or "table"
+    if name is not None and by_ending is not None and name.partition("-")[0] != by_ending:
+        raise UserError(f"--out {printable(str(out))} and --format {name} contradict each other: give one of them")
+    form = "parquet" if folder else name or by_ending or "table"
     place = Place(out, form, joined=not folder) if form in FORMATS else None
     if place is not None:
         place.check()

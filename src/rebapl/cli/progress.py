@@ -1,7 +1,7 @@
-"""How commands show in a terminal how far work is, and tables.
+"""Progress of work and tables, as commands show them in a terminal.
 
-Progress goes to stderr: a bar for each piece of work in a terminal, and a line now and then where it is piped. It is
-that of one piece of work (`begin`), or that of the jobs of an engine (`show`).
+Progress goes to stderr: in a terminal a bar for each piece of work, and elsewhere a line now and then. It is the
+progress of one piece of work (`begin`) or of the jobs of an engine (`show`).
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ if TYPE_CHECKING:
     from rebapl.reports.tables import Table
 
 EVERY_SECONDS, EVERY_SHARE = 30.0, 0.1
-"""Where no bar can be drawn, a line says how far work is: after this many seconds, or this share of the time so far."""
+"""Without bars, the shortest time between two lines of progress: these seconds or, if longer, this share of the time
+that has passed."""
 
 STATES = ("queued", "running", "done", "failed", "interrupted")
 
 Moved = Callable[..., None]
-"""Called with how much is done, how much there is in all (None if that is not known), and perhaps the latest loss or a
-note."""
+"""Called with how much is done, the total (None if it is not known), and optionally the latest loss or a note."""
 
 
 def print_table(table: Table) -> None:
-    """Print a whole table. If the terminal is too narrow, it breaks the lines; no number is cut off."""
-    console, drawn = Console(), table.to_rich()
+    """Print a table at its full width. A terminal that is too narrow breaks the lines, and no number is cut off."""
+    console, rich_table = Console(), table.to_rich()
     console.print(printable(table.title), style="italic", highlight=False, markup=False, soft_wrap=True)
-    wide = console.measure(drawn, options=console.options.update(width=10_000)).maximum
+    wide = console.measure(rich_table, options=console.options.update(width=10_000)).maximum
     if wide > console.width:
         console = Console(width=wide, no_color=not console.is_terminal, force_terminal=console.is_terminal)
-    console.print(drawn)
+    console.print(rich_table)
     for remark in table.remarks():
         print(remark)
     print()
 
 
 class StepProgress:
-    """Shows how far work is. `unit` says what is counted; if it is `quiet`, only warnings are shown.
+    """Shows how far work is. `unit` is what is counted. With `quiet`, only warnings are shown.
 
-    `jobs` are those of an engine whose events are given to `show`.
+    `jobs` are the jobs of an engine whose events go to `show`.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class StepProgress:
             TextColumn("left"),
             console=console,
             disable=not self.bars,
-            redirect_stdout=False,  # rows and tables on stdout stay there
+            redirect_stdout=False,  # rows and tables stay on stdout
         )
         self.states = dict.fromkeys((job.folder for job in jobs), "queued")
         self._works: dict[Path, Moved] = {}
@@ -94,21 +94,21 @@ class StepProgress:
         self.progress.stop()
 
     def note(self, line: str) -> None:
-        """A line that is shown unless it is to be quiet."""
+        """Show a line, unless `quiet`."""
         if not self.quiet:
             self.warn(line)
 
     def start_line(self, line: str) -> None:
-        """A line that says what begins, where no bar will say it."""
+        """Show a line about work that begins, if there is no bar for it."""
         if not self.bars:
             self.note(line)
 
     def warn(self, line: str) -> None:
-        """A line that is shown always, above the bars."""
+        """Show a line in any case, above the bars."""
         self.progress.console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
     def begin(self, title: str) -> Moved:
-        """The callback that shows how far a piece of work is. It leaves out a loss that is not known."""
+        """The callback that shows how far a piece of work is. A loss of NaN is left out."""
         return Steps(self, title).moved
 
     def show(self, event: Event) -> None:
@@ -135,16 +135,16 @@ class StepProgress:
             return
         how = f"done in {clock(outcome.seconds)}" if outcome.state == "done" else outcome.state
         why = "" if outcome.failure is None else f", {outcome.failure}"
-        there = list(self.states.values())
-        counts = [f"{there.count(state)} {state}" for state in STATES if state in there]
-        if len(there) > 1:
+        states = list(self.states.values())
+        counts = [f"{states.count(state)} {state}" for state in STATES if state in states]
+        if len(states) > 1:
             self.note(f"{outcome.job.name}: {how}{why} ({', '.join(counts)})")
-        elif outcome.failure is None:  # the command will say why a single job failed
+        elif outcome.failure is None:  # the failure of a single job is the error of the command
             self.note(f"{outcome.job.name}: {how}")
 
 
 class Steps:
-    """How far one piece of work is: a bar in a terminal, elsewhere a line now and then with the time that is left."""
+    """Progress of one piece of work: a bar in a terminal, and elsewhere a line now and then with the time left."""
 
     def __init__(self, shown: StepProgress, title: str) -> None:
         self.shown, self.title = shown, title
@@ -153,7 +153,7 @@ class Steps:
         self.last = time.monotonic()
 
     def moved(self, done: int, total: int | None, loss: float = math.nan, note: str = "") -> None:
-        """Move the bar, or say how much is done if the time for a line has come."""
+        """Move the bar, or show a line if it is time for the next one."""
         words = [*([note] if note else []), *([] if math.isnan(loss) else [f"loss {loss:.3f}"])]
         if self.shown.bars:
             self._draw(done, total, " · ".join(words))
@@ -175,13 +175,13 @@ class Steps:
         if self.bar is None:
             self.bar = bars.add_task(self.title, note="")
         bars.update(self.bar, completed=done, total=total, note=note)
-        if self.shown.states and done == total:  # a bar for each job that is being done, and none for finished ones
+        if self.shown.states and done == total:  # of jobs, only running ones have bars
             bars.remove_task(self.bar)
             self.bar = None
 
 
 def clock(seconds: float) -> str:
-    """As a clock shows it, in a column that is renewed all the time.
+    """A duration as a clock shows it.
 
     >>> clock(7), clock(754), clock(9000)
     ('7 s', '12:34', '2:30:00')

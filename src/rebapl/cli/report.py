@@ -16,16 +16,15 @@ def report(
     *,
     out: Path = Path("report.html"),
     root: options.Root = None,
-    backbone: str | None = None,
+    backbone: options.MovedBackbone = None,
     device: options.OneDevice = None,
     quiet: options.QuietOption = False,
 ) -> None:
     """Write a report on runs: one HTML file that needs no network.
 
     Parameters:
-        runs: Folders of runs; the others are compared with the first.
-        out: The file to write.
-        backbone: Where the backbone is now, if it was moved.
+        runs: Folders of runs. All others are compared with the first.
+        out: File to write.
     """
     if out.is_dir():
         raise UserError(f"--out {out} is a folder: name a file in it, such as {out / 'report.html'}")

@@ -12,49 +12,52 @@ from rebapl.errors import UserError
 def reproduce(
     what: list[str] | None = None,
     *,
-    suite: str = "paper",
     list_: bool = False,
     dry_run: bool = False,
-    root: Path | None = None,
-    backbone: str | None = None,
+    suite: str = "paper",
     data: str | None = None,
     methods: str | None = None,
-    split: list[str] | None = None,
     inference: str | None = None,
     seeds: str | None = None,
     shots: options.AtLeastOne = None,
     epochs: options.AtLeastOne = None,
     test_images: options.AtLeastOne = None,
     hm: options.HarmonicMean = "of-averages",
+    backbone: str | None = None,
+    root: options.Root = None,
+    split: list[str] | None = None,
     runs: Path = Path("runs"),
     out: Path | None = None,
-    engine: options.EngineName = "local",
-    engine_option: options.EngineOption = None,
     device: options.Device = None,
     jobs: options.Jobs = None,
+    engine: options.EngineName = "local",
+    engine_option: options.EngineOption = None,
 ) -> None:
-    """Make the paper's tables and figures from stored runs, beside the paper's own. Finished runs are used again.
+    """Make the paper's tables and figures, with the paper's own numbers next to them. Finished runs are used again.
 
     Parameters:
-        what: Targets, such as table1; --list names them; or all.
-        suite: paper (ViT-B/16, the real data), mini (embedded, on two cores), or photo (your backbone).
-        list_: Name the targets and stop.
-        dry_run: Show the runs, which of them are done, and which data are missing.
-        root: Folder of the data sets; else $REBAPL_DATA.
-        backbone: Another backbone: a folder or a hub id.
-        data: Only these data sets, separated by commas.
-        methods: Only these methods, any that there are, separated by commas.
-        split: Another split file of a data set: eurosat=split_subset_EuroSAT.json; repeatable.
-        inference: The preset that ReBaPL stands for.
+        what: Tables and figures to make, such as table1, or all; --list names them.
+        list_: Name what can be made, and stop.
+        dry_run: List the runs that are needed, which of them are done, and which data are missing; do nothing.
+        suite: paper (ViT-B/16 on the real data), mini (embedded tasks, on two cores), or photo (your own backbone).
+        data: Use only these data sets of the suite, separated by commas; in the suite photo also your own images, by
+            their paths.
+        methods: Use these methods, separated by commas; any method can be named.
+        inference: Preset to use in the rows of ReBaPL.
         seeds: Other seeds, separated by commas.
         shots: Other number of training images per class.
-        epochs: Largest number of epochs (per cycle) of a run.
-        test_images: Largest number of test images per part.
-        runs: Folder of the runs; finished ones are used again.
-        out: Folder for tables and figures, if not reproduced/SUITE.
+        epochs: Largest number of epochs of a run, or of each of its cycles.
+        test_images: Largest number of test images in each part.
+        backbone: Another backbone: a folder or a hub id.
+        split: Another split file of a data set, such as eurosat=split_subset_EuroSAT.json. Repeatable.
+        runs: Folder for the runs. Finished runs in it are used again.
+        out: Folder for tables and figures; if not given, reproduced/SUITE.
     """
     options.expect_workers(device, jobs)
+    from rebapl.backbones import find_backbone
     from rebapl.cli.progress import StepProgress, print_table
+    from rebapl.data.catalogue import data_root
+    from rebapl.data.published import PUBLISHED
     from rebapl.evaluation.scores import check_hm_convention
     from rebapl.reports.results import short_value
     from rebapl.reproduce.make import make_target, planned
@@ -73,16 +76,16 @@ def reproduce(
         raise UserError(f"what is to be made? One or more of {', '.join(PAPER_TARGETS)}, or all")
     targets = chosen(what)
     check_hm_convention(hm)
-    selected = named_suite(suite, root, backbone, options.parse_names(data) or (), split or ()).changed(
-        methods=options.parse_names(methods),
+    selected = named_suite(suite, root, backbone, options.parse_names("--data", data) or (), split or ()).changed(
+        methods=options.parse_names("--methods", methods),
         seeds=None if seeds is None else options.parse_seeds(seeds),
         shots=shots,
         epochs=epochs,
         test_images=test_images,
         inference=inference,
     )
+    states, remarks = planned(targets, selected, runs, root)
     if dry_run:
-        states, remarks = planned(targets, selected, runs, root)
         for config, done in states:
             transfers = "" if config.protocol == "base-to-novel" else f" {config.protocol}"
             settings = {**({"epochs": config.epochs} if config.epochs else {}), **config.inference_settings}
@@ -93,7 +96,12 @@ def reproduce(
         print("\n".join([f"{number_of(len(states), 'run')}, {finished} of them done", *remarks]))
         return
     where = options.engine_of(engine, runs, device, jobs, engine_option)
-    context = Context(selected, runs, root, options.parse_names(device), hm)
+    missing = [config for config, done in states if not done]
+    for name in sorted({config.data for config in missing if config.data in PUBLISHED}):
+        data_root(name, root)  # refuses a folder that is not there
+    for name in sorted({config.backbone_name for config in missing}):
+        find_backbone(name)
+    context = Context(selected, runs, root, options.parse_names("--device", device), hm)
     folder = out or Path("reproduced") / selected.name
     for target in targets:
         try:

@@ -1,4 +1,4 @@
-"""`rebapl results`: show the scores of the runs in a folder."""
+"""`rebapl results`: show the scores of finished runs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def results(
     export: list[Path] | None = None,
     hm: options.HarmonicMean = "of-averages",
 ) -> None:
-    """Show the scores of all finished runs, over seeds.
+    """Show the scores of all finished runs, as means over seeds.
 
     Parameters:
-        runs: Folders of runs, or single runs; runs/ if not given.
-        export: File to write as well; its ending says what: .md or .tex (the tables), or .csv (every score of every
-            run, part and sample, unrounded). Repeatable.
+        runs: Folders of runs, or single runs; if not given, the folder runs.
+        export: Also write a file: the tables as .md or .tex, or every score of every run, part and sample, unrounded,
+            as .csv. Repeatable.
     """
     from rebapl.cli.progress import print_table
     from rebapl.evaluation.scores import check_hm_convention

@@ -1,4 +1,4 @@
-"""What a person should know of a run: that its backbone knows only drawings, or that it has one sample."""
+"""Notes on a run for the person who uses it: its backbone knows only drawings, or it has only one sample."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ONLY_DRAWINGS = (
 
 
 def one_sample(run: Path | None = None) -> str:
-    """What one sample cannot say, and what can be done about it. If a run is named, commands measure that."""
+    """A note on what one sample cannot tell, and what to do about it. For a `run` it names commands that measure it."""
     measures = (
         f"How well its probabilities tell unfamiliar images: rebapl evaluate {run} --outside FOLDER. When to say "
         f'"I don\'t know": rebapl evaluate {run} --fit-threshold coverage=0.9. '
@@ -27,7 +27,7 @@ def one_sample(run: Path | None = None) -> str:
 
 
 def notes_of(run: Path, posterior: Posterior) -> list[str]:
-    """What a person should know before a run, or a posterior from elsewhere, answers."""
+    """Notes that a person should read before the answers of a run, or of a posterior from elsewhere."""
     from rebapl.posterior.storage import ESTIMATE
 
     notes = []

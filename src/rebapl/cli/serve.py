@@ -1,4 +1,4 @@
-"""`rebapl serve`: a page and a JSON API on which a run answers."""
+"""`rebapl serve`: a web page and a JSON API that answer with a run."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rebapl.errors import UserError
 def serve(
     run: options.RunArgument,
     *,
-    port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
     host: str = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
     rate: Annotated[float, typer.Option(min=0.1)] = 20.0,
     behind_proxy: bool = False,
     root: options.Root = None,
@@ -23,14 +23,15 @@ def serve(
     device: options.OneDevice = None,
     quiet: options.QuietOption = False,
 ) -> None:
-    """Serve a page and a JSON API on which a run answers (needs the extra `app`).
+    """Serve a web page and a JSON API that answer with a run (needs the extra `app`).
 
     Parameters:
         run: Folder of a trained run, or of a posterior.
-        port: The port; 0 takes a free one.
-        host: The address to listen at; others than this machine cannot reach 127.0.0.1.
-        rate: Requests a second that one address may make.
-        behind_proxy: A web server on this machine is in front: believe its X-Forwarded-For.
+        host: The address to listen at. Only this machine can reach 127.0.0.1.
+        port: The port to listen at; 0 takes any free one.
+        rate: Largest number of requests a second from one address.
+        behind_proxy: A web server on this machine forwards the requests: take the addresses of clients from its header
+            X-Forwarded-For.
     """
     try:
         from rebapl.app.server import build_app, server_of
@@ -61,7 +62,7 @@ def serve(
             listener.bind((host, port))
         except OSError as error:
             raise UserError(
-                f"cannot listen at {host}, port {port} ({error.strerror}): choose another --port"
+                f"cannot listen at {host}, port {port} ({error.strerror}): choose another --host or --port"
             ) from error
         local = host in ("127.0.0.1", "localhost", "::1")
         app = build_app(answering, run.name, ["127.0.0.1", "localhost", "[::1]"] if local else ["*"], rate)

@@ -1,4 +1,4 @@
-"""What commands that work in shards share: doing those that are missing, and saying how far that is."""
+"""Shared by the commands that work in shards: doing the missing ones, and showing how far that is."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rebapl.runs.shards import Place, Shard
 
 NAMED = 10
-"""The number of images that cannot be read which are named; the others are counted."""
+"""The largest number of unreadable images that are named. Further ones are only counted."""
 
 
 def do_shards(
@@ -29,9 +29,10 @@ def do_shards(
     doing: str = "predicting",
     done: str = "answered",
 ) -> None:
-    """Do the shards of a `plan` that are missing, here or on an engine, and say at the end how many images are done.
+    """Do the missing shards of a `plan`, and print at the end how many images are done.
 
-    `do_here` does shards in this process, and gives the `image` and the `error` of each image in portions.
+    `where` is the engine that does them; if it is None, `do_here` does them in this process. `do_here` yields records
+    with the `image` and the `error` of each image, a portion at a time.
     """
     from rebapl.cli.progress import StepProgress
     from rebapl.files import alone_in
@@ -43,10 +44,10 @@ def do_shards(
         shards = plan()
         missing = [shard for shard in shards if not shard.is_done()]
         before, _ = count_rows(place, shards)
-        asked = sum(shard.count for shard in missing)
-        progress.start_line(f"{doing} {number_of(asked, 'image')} into {place.out}")
+        count = sum(shard.count for shard in missing)
+        progress.start_line(f"{doing} {number_of(count, 'image')} into {place.out}")
         outcomes: list[Outcome] = []
-        watch = Watch(progress, asked, doing)
+        watch = Watch(progress, count, doing)
         try:
             if where is None:
                 for records in do_here(missing, watch.pace):
@@ -57,7 +58,7 @@ def do_shards(
         except KeyboardInterrupt as error:
             rows, _ = count_rows(place, shards)
             number = error.signal if isinstance(error, Interrupted) else signal.SIGINT
-            raise Interrupted(number, f"{rows} of {before + asked} images are {done} in {place.out}") from error
+            raise Interrupted(number, f"{rows} of {before + count} images are {done} in {place.out}") from error
         rows, not_read = count_rows(place, shards)
         conclude(place, shards)
     if where is not None:
@@ -71,7 +72,7 @@ def do_shards(
 
 
 class Watch:
-    """Shows how far work on images is and what limits it, and names the first images that cannot be read."""
+    """Shows how many images are done and what limits the pace, and names the first images that cannot be read."""
 
     def __init__(self, progress: StepProgress, total: int | None, doing: str = "predicting") -> None:
         from rebapl.posterior.answers import Pace
@@ -81,7 +82,7 @@ class Watch:
         self._moved = progress.begin(doing)
 
     def __call__(self, records: list[Record]) -> None:
-        """Take note of a portion."""
+        """Count a portion, and show how far the work is."""
         self.done += len(records)
         for record in records:
             if record["error"] is not None:
@@ -89,7 +90,7 @@ class Watch:
         self._moved(self.done, self.total, note=self.pace.said())
 
     def skip(self, image: str, error: str) -> None:
-        """Take note of an image that cannot be read."""
+        """Remember an image that cannot be read, and name it if it is one of the first."""
         self.not_read.append((image, error))
         if len(self.not_read) <= NAMED:
             self.progress.warn(f"skipped: {image} cannot be read ({error})")
@@ -98,13 +99,13 @@ class Watch:
 
 
 def nothing_read(not_read: list[tuple[str, str]]) -> str:
-    """What to say where no image could be read."""
+    """The error if no image could be read."""
     image, error = not_read[0]
     return f"none of the {len(not_read)} images can be read; the first: {image} cannot be read ({error})"
 
 
 def counted(rows: int, before: int, broken: int) -> str:
-    """The number of images that are done, and how many of them are not new or are no answers.
+    """The number of images that are done, and how many of them were done before or cannot be read.
 
     >>> counted(3, 1, 0)
     '3 images (1 was there before)'

@@ -10,7 +10,7 @@ import typer
 from rebapl.cli import options
 
 ESTIMATED = "held-out images, each by a training without it"
-"""The test part of what `rebapl learn` made."""
+"""The name, on the card, of the part on which `rebapl learn` has measured its result."""
 
 
 def share(
@@ -22,17 +22,17 @@ def share(
     backbone: str | None = None,
     dry_run: Annotated[Path | None, typer.Option(metavar="FOLDER")] = None,
 ) -> None:
-    """Upload a run's samples to the Hugging Face hub, with a model card that has its scores, limits and licence.
+    """Upload a run's samples to the Hugging Face hub, with a model card that states its scores, limits and licence.
 
     The backbone and the images are not uploaded; the class names are.
 
     Parameters:
         run: Folder of a trained run, or of a posterior.
-        to: The repository; it is made if it does not exist.
-        private: Let only yourself and your team see it.
-        licence: Your licence, by the name that the hub has for it, such as apache-2.0.
-        backbone: Hub id where others find the backbone, if yours was a folder.
-        dry_run: Upload nothing; write what would be uploaded to a folder.
+        to: The repository. It is created if it does not exist.
+        private: Create the repository so that only you and your team see it.
+        licence: Your licence, by its name on the hub, such as apache-2.0.
+        backbone: Hub id under which others find the backbone, if you used a folder.
+        dry_run: Upload nothing, but write the files to this folder.
     """
     from rebapl.data.folds import ALL
     from rebapl.posterior import load_posterior
@@ -44,9 +44,9 @@ def share(
     card: dict[str, Any] = {"licence": licence, "backbone": backbone}
     if (run / CONFIG).exists():
         config = read_config(run)
-        learned = config.fold == ALL  # by `rebapl learn`: from as many images as there are
-        most = f"at most {config.shots}" if learned else config.shots
-        card["facts"] = {"protocol": "every class" if learned else config.protocol, "images per class": most}
+        learned = config.fold == ALL  # `rebapl learn` takes fewer images of a class that has fewer
+        shots = f"at most {config.shots}" if learned else config.shots
+        card["facts"] = {"protocol": "every class" if learned else config.protocol, "images per class": shots}
         if (run / RESULTS).exists():
             parts = {ESTIMATED if learned else name: part for name, part in read_result(run).parts.items()}
             card["scores"] = {name: part.as_json() for name, part in parts.items()}
