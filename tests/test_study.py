@@ -166,6 +166,7 @@ def on_the_page() -> dict[str, str]:
     return {
         "choice": study.scores_table(study.first_choice(RECORDS)),
         "second choice": study.scores_table(study.second_choice(RECORDS)),
+        **{name: text for name, text in study.choice_by_method(RECORDS).items() if name.startswith("first")},
         **study.report_tables(RECORDS),
     }
 
@@ -173,6 +174,13 @@ def on_the_page() -> dict[str, str]:
 @pytest.mark.parametrize("name", [each for each in on_the_page() if not each.startswith("development")])
 def test_the_page_has_the_tables_of_the_records(name: str) -> None:
     assert on_the_page()[name] in PAGE
+
+
+def test_the_page_has_both_means_of_the_times() -> None:
+    (row,) = [line for line in PAGE.splitlines() if line.startswith("| at most 1.1 times the ensemble's time")]
+    for protocol in (study.NOVEL, study.SIXTEEN, study.FOUR):
+        for ratio in study.seconds_ratio(RECORDS, protocol):
+            assert f"{ratio:.2f}" in row
 
 
 IN_README = {

@@ -26,6 +26,7 @@ CASES = {
     "ensemble": config("ensemble"),
     "chains": config("ensemble", cycles=2, chains=2),
     "csghmc": config("csghmc", **COLD),
+    "mass matrix": config("csghmc", **COLD, **{"sampler.mass_matrix": "diagonal"}).changed(epochs=15),
     "promptsrc": config("ensemble").changed(method="promptsrc"),  # with an average over epochs
 }
 

@@ -175,7 +175,6 @@ RESUMABLE = {
         "sampler": {"burn_in": 0.75, "gradient_noise": "estimate", "center": "init", "weight_decay": 0.1},
         "repulsion": REPEL,
     },
-    "mass matrix": {"sampler": {"mass_matrix": "diagonal"}},
     "averaging": {"averaging": {"mean": 1.0, "std": 1.0}, "sampler": SGD},
     "adamw": {
         "sampler": {"kind": "adamw", "lr": 0.05},
@@ -203,6 +202,37 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(name, tmp_path):
         list(second.run())
         assert torch.equal(values(second.samples), values(whole))
         assert [(s.cycle, s.chain, s.step) for s in second.samples] == [(s.cycle, s.chain, s.step) for s in whole]
+
+
+MASS = {"mass_matrix": "diagonal"}
+WITH_A_MASS_MATRIX = {
+    "of its own gradients": {"sampler": MASS},
+    "of AdamW, with a force and chains": {
+        "sampler": {**MASS, "burn_in": 0.7, "gradient_noise": "estimate", "lr": 0.001},
+        "chains": 2,
+        "repulsion": REPEL,
+    },
+    "of AdamW until the sampling": {"sampler": {**MASS, "burn_in": 1.0}, "repulsion": REPEL},
+}
+
+
+@pytest.mark.parametrize("name", WITH_A_MASS_MATRIX)
+def test_a_resumed_run_has_the_mass_matrix_that_was_frozen(name, tmp_path):
+    """Cycles are long enough for a mass matrix other than 1; runs stop before, at and after its freezing."""
+    inference = settings(**WITH_A_MASS_MATRIX[name], epochs=10)
+    first, frozen = chain(inference), 0
+    for step in range(1, first.steps_in_all + 1):
+        first.step()
+        masses = [state["inverse_mass"] for state in first.schedule.optimizer.state.values() if "inverse_mass" in state]
+        frozen += any((mass - 1).abs().max() > 0.1 for mass in masses)
+        if step in (7, 20, 23, 41, 60, 73):
+            torch.save(first.state_dict(), tmp_path / f"{step}.pt")
+    assert frozen > 50
+    for path in tmp_path.iterdir():
+        second = chain(inference, ToyLearner(seed=99))
+        second.load_state_dict(torch.load(path))
+        list(second.run())
+        assert torch.equal(values(second.samples), values(first.samples)), path.name
 
 
 def test_adaptive_cycles_stop_when_nothing_is_gained():

@@ -90,7 +90,12 @@ def share(squared: torch.Tensor) -> torch.Tensor:
     return u.sqrt() / (1 + u) ** 2 * 16 / (3 * 3**0.5)
 
 
-@pytest.mark.parametrize("sampler", [ADAMW, {"kind": "sghmc", "lr": 0.05, "burn_in": 1.0}], ids=["adamw", "burn-in"])
+BURN_IN = {"kind": "sghmc", "lr": 0.05, "burn_in": 1.0}
+
+
+@pytest.mark.parametrize(
+    "sampler", [ADAMW, BURN_IN, {**BURN_IN, "mass_matrix": "diagonal"}], ids=["adamw", "burn-in", "mass matrix"]
+)
 @pytest.mark.parametrize("fraction", [1.0, 0.03])
 def test_beside_adamw_each_step_is_the_fraction_times_the_share_of_the_optimisers_own(sampler, fraction):
     """‖Δθ_force‖ = fraction·share·‖step‖: the step is the last one, the share that of where θ is."""
@@ -219,6 +224,27 @@ def test_the_gradients_that_a_measuring_step_reuses_are_those_it_would_compute(s
     assert [bool(ends[0][name]) for name in ("bias", "shift", "unused")] == [True, True, False]
 
 
+def test_a_mass_matrix_rescales_a_force_that_goes_through_the_step_as_it_rescales_the_loss():
+    """After a burn-in that is shorter than the exploration, θ ← θ − lr·(momentum·v + P·(∇loss + ∇term))."""
+    sampler = {"kind": "sghmc", "lr": 0.01, "momentum": 0.9, "burn_in": 0.5, "mass_matrix": "diagonal"}
+    run = chain(sampler, Fading(fraction=0.5))
+    start_beside_the_sample(run)
+    while run.schedule.current is not run.schedule.optimizer:
+        run.step()
+    theta, state = run.learner.theta, run.schedule.optimizer.state[run.learner.theta]
+    mass = state["inverse_mass"].clone()
+    assert (mass / mass[0] - 1).abs().max() > 0.1
+    run.step()
+    before, buffer, lr = theta.detach().clone(), state["momentum_buffer"].clone(), run.schedule.lr
+    images, _ = batches(run.schedule.steps)
+    run.step()
+    force = theta.grad - images.mean(0)
+    assert force[1] < -1e-3
+    assert force[[0, 2]].abs().max() < 1e-6
+    wanted = before - lr * (0.9 * buffer + mass * (images.mean(0) + force))
+    torch.testing.assert_close(theta.detach(), wanted, rtol=1e-5, atol=1e-6)
+
+
 @pytest.fixture
 def three_chains():
     """Two cycles of three chains; the force is measured at the first steps of each."""
@@ -273,3 +299,30 @@ def test_the_usual_norm_is_a_mean_over_each_chains_own_steps(three_chains, monke
             mean += (norm - mean) * max(1 / count, 0.1)
         assert each.state["usual"].item() == pytest.approx(mean, rel=1e-4)
     assert len({each.state["usual"].item() for each in three_chains.repulsions}) == 3
+
+
+def test_each_chain_yields_by_its_own_loss(three_chains):
+    """With a `tolerance`, a chain begins with the whole share of the force that its own loss allows.
+
+    The losses of the chains are made to differ: chains once inherited the reference loss of the first one.
+    """
+    force = Fading(measure_every=4, tolerance=0.5)
+    inference = three_chains.inference
+    run = Chain(
+        ToyLearner(),
+        inference.changed(repulsion=inference.repulsion.changed(force=force)),
+        toy_batches,
+        num_data=40,
+        steps_per_epoch=5,
+        reference=data()[0],
+    )
+    loss, factors = run.learner.loss, (1.0, 5.0, 25.0)
+    run.learner.loss = lambda output, labels: loss(output, labels) * factors[run.chain]
+    levels = {}
+    while not run.done:
+        chain_now, starts = run.chain, run.cycle == 1 and run.schedule.within == 0
+        run.step()
+        if starts:
+            levels[chain_now] = run.repulsions[chain_now].state["first"].item()
+    assert levels[1] == pytest.approx(5 * levels[0], rel=0.5)
+    assert levels[2] == pytest.approx(25 * levels[0], rel=0.5)

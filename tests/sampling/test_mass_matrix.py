@@ -56,6 +56,25 @@ def test_sghmc_has_the_same_stationary_variance_for_every_mass(inverse_mass: lis
     assert rule.kinetic_temperature().item() == pytest.approx(1.0, abs=0.06)  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(
+    ("integrator", "formula"),
+    [
+        ("symplectic", lambda a, eta: 1 / (1 - a / (2 * (2 - eta)))),
+        ("printed", lambda a, eta: 2 * eta * (2 - eta + a) / ((eta - a) * (4 - 2 * eta + a))),
+    ],
+)
+def test_the_other_integrators_keep_their_formulas_with_the_curvature_times_the_mass(integrator, formula) -> None:
+    """a is α·P_i·λ_i, here one value for all coordinates. The tolerance is that of the test above."""
+    a, eta = 0.06, 0.2
+    mass = 1 / CURVATURES
+    wanted = formula(a, eta)
+    start = torch.randn(2000, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    theta = torch.nn.Parameter(start * (wanted / CURVATURES).sqrt())
+    path = on_quadratic(sampler(SGHMC, theta, mass, lr=a * N, momentum=1 - eta, integrator=integrator), theta, 600)
+    variances = path[100:].square().mean(dim=(0, 1)) * CURVATURES / wanted
+    assert torch.allclose(variances, torch.ones(3, dtype=torch.float64), atol=0.06)
+
+
 def test_sgld_has_its_stationary_variance_with_a_mass() -> None:
     mass = torch.tensor([100.0, 1.0, 0.01], dtype=torch.float64)
     theta = torch.nn.Parameter(torch.randn(2000, 3, dtype=torch.float64) / CURVATURES.sqrt())
@@ -136,8 +155,61 @@ def test_the_mass_of_gradients_keeps_the_length_of_a_step() -> None:
 def test_coordinates_without_any_gradient_stay_bounded() -> None:
     (mass,) = inverse_mass_of_gradients([torch.tensor([0.0, 1.0, 4.0])])
     assert mass.isfinite().all()
-    (nothing,) = inverse_mass_of_gradients([torch.zeros(3)])
-    assert nothing.isfinite().all()
+
+
+def test_without_any_gradient_the_mass_is_one() -> None:
+    """Neither does the sampler stand still (P = 0), nor does its first noise throw θ away (P without bound)."""
+    (mass,) = inverse_mass_of_gradients([torch.zeros(3)])
+    assert torch.equal(mass, torch.ones(3))
+    theta = torch.nn.Parameter(torch.zeros(2))
+    adamw = torch.optim.AdamW([theta], lr=1e-3)
+    for _ in range(20):
+        theta.grad = torch.zeros(2)
+        adamw.step()
+    assert torch.equal(inverse_mass_of_adamw(adamw)[theta], torch.ones(2))
+
+
+def test_the_epsilon_of_adamw_bounds_the_mass_as_it_bounds_its_step() -> None:
+    theta = torch.nn.Parameter(torch.zeros(1))
+    adamw = torch.optim.AdamW([theta], lr=1.0, weight_decay=0.0)
+    for _ in range(50):
+        before = theta.detach().clone()
+        theta.grad = torch.tensor([1e-10])
+        adamw.step()
+    step = (before - theta.detach()).item()
+    assert step == pytest.approx(1e-10 / 1.01e-8, rel=1e-3)
+    assert inverse_mass_of_adamw(adamw)[theta].item() * 1e-10 == pytest.approx(step, rel=0.02)
+
+
+def test_few_gradients_of_one_parameter_give_it_no_mass_matrix_whatever_the_others_had() -> None:
+    rare, common = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
+    adamw = torch.optim.AdamW([rare, common], lr=1e-3)
+    rule = SGHMC([rare, common], lr=1e-3, num_data=N, mass_matrix="diagonal", temperature=0.0)
+    for step in range(30):
+        rare.grad = torch.tensor([1e-6, 1e-6]) if step == 0 else None
+        common.grad = torch.tensor([1.0, 4.0])
+        adamw.step()
+        rule.step()
+    rule.freeze_mass()
+    for masses in (inverse_mass_of_adamw(adamw), {p: rule.inverse_mass(p) for p in (rare, common)}):
+        assert torch.equal(masses[rare], torch.ones(2))
+        assert masses[common][0] > 3 * masses[common][1]
+
+
+def test_a_group_whose_first_gradient_comes_while_sampling_has_a_mass_of_one() -> None:
+    first, late = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    groups = [{"params": [first]}, {"params": [late]}]
+    rule = SGHMC(groups, lr=0.01, num_data=N, mass_matrix="diagonal", temperature=0.1)
+    adamw = torch.optim.AdamW([first, late], lr=0.01)
+    schedule = CyclicalSchedule(rule, steps_per_cycle=40, exploration=0.5, burn_in=1.0, burn_in_optimizer=adamw)
+    for step in range(30):
+        first.grad = torch.tensor([1.0, 10.0])
+        late.grad = torch.ones(2) if step >= 25 else None
+        schedule.current.step()
+        schedule.step()
+    assert rule.inverse_mass(first)[0] > 5 * rule.inverse_mass(first)[1]
+    assert torch.equal(rule.inverse_mass(late), torch.ones(2))
+    assert not torch.equal(late, torch.ones(2))
 
 
 def explored(steps: int) -> tuple[torch.nn.Parameter, SGHMC, CyclicalSchedule]:
@@ -175,6 +247,24 @@ def test_it_is_measured_while_exploring_frozen_while_sampling_and_measured_anew_
     assert "second_moment" not in rule.state[theta]
     go_on(theta, rule, schedule, 11)
     assert not torch.equal(rule.state[theta]["inverse_mass"], first)
+
+
+def test_a_momentum_that_is_kept_does_not_keep_the_mass_of_another_cycle() -> None:
+    theta = torch.nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
+    rule = SGHMC([theta], lr=0.01, num_data=N, temperature=0.01, mass_matrix="diagonal")
+    schedule = CyclicalSchedule(rule, steps_per_cycle=40, exploration=0.5, keep_momentum=True)
+    masses = []
+    for slope in (0.01, 1.0):
+        for within in range(40):
+            theta.grad = torch.tensor([1.0, slope, slope])
+            rule.step()
+            if within == 39:
+                masses.append(rule.inverse_mass(theta).clone())
+                momentum = rule.state[theta]["momentum_buffer"].clone()
+            schedule.step()
+        assert torch.equal(rule.state[theta]["momentum_buffer"], momentum)
+    assert masses[0][1] > 10 * masses[0][0]
+    assert masses[1][1] == pytest.approx(masses[1][0].item(), rel=1e-4)
 
 
 def test_a_burn_in_hands_its_second_moments_over() -> None:
@@ -226,6 +316,8 @@ def test_what_cannot_be_is_refused() -> None:
         rule.step()
     with pytest.raises(UserError, match="no step yet"):
         inverse_mass_of_adamw(torch.optim.AdamW([theta]))
+    with pytest.raises(UserError, match="SGD has none"):
+        inverse_mass_of_adamw(torch.optim.SGD([theta], lr=0.1))
     assert math.isfinite(theta.sum().item())
 
 

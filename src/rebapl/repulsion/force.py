@@ -8,8 +8,8 @@ V is a function of the squared distance d², and large if two samples are simila
 The paper uses the inverse potential. ε is relative: ε = `epsilon`·s, where s is the squared distance between the stored
 sample's cloud and the cloud of the model before learning, on the same images. So `epsilon` means the same for every
 distance and every scale of the features. With Wasserstein and paired distances, s is the same for few images as for
-many; with the others it is larger for few images (with MMD, 2.8 times as large for 8). A fixed small ε would cause a
-force of ε^(−3/2) close to a stored sample, which is where a warm restart begins.
+many; with the others it is larger for few images (docs/sampling.md has an example). A fixed small ε would cause a force
+of ε^(−3/2) close to a stored sample, which is where a warm restart begins.
 
 The gradient of a sample's term has the norm c_s·|dV/dd|_s·‖∇d_s‖. `usual` is the usual norm of the loss gradient (a
 running mean, because the gradient vanishes on a mini-batch that is already fitted), `slope_s` = ‖∇d_s‖, and B_s is the

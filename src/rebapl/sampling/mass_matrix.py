@@ -11,13 +11,14 @@ faster the slowest direction relaxes.
 
 P must not depend on θ or its gradient while samples are taken, or the target would be another density. So it is
 estimated while exploring, at temperature 0, and frozen when the noise begins, as Stan does in its warm-up. With v̂ a
-running mean of squared gradients and ε' = `DAMPING`·mean √v̂, which bounds P where there is hardly any gradient:
+running mean of squared gradients and ε' = `DAMPING`·mean √v̂ (after AdamW, at least its own ε), which bounds P where
+there is hardly any gradient:
 
     after AdamW     P_i = (1−momentum)/(√v̂_i + ε')     a step without noise is as long as AdamW's at the same lr
     after SGD       P_i = c/(√v̂_i + ε')                c such that Σ P_i²·v̂_i = Σ v̂_i: as long as SGD's at the same lr
 
-P is 1 after fewer than `FEWEST` gradients. They are too few to estimate it: where they happened to be small, the first
-large gradient would throw θ far.
+P is 1 for a parameter with fewer than `FEWEST` gradients. They are too few to estimate it: where they happened to be
+small, the first large gradient would throw θ far. It is also 1 for all parameters if every gradient was zero.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ def inverse_mass_of_gradients(second_moments: Sequence[Tensor], damping: float =
     >>> (p / p[0]).round()
     tensor([  1., 100.])
     """
+    if not any(v.any() for v in second_moments):
+        return [torch.ones_like(v) for v in second_moments]
     scales = _scales(second_moments, damping)
     before = torch.stack([v.sum() for v in second_moments]).sum()
     after = torch.stack([(v / s.square()).sum() for v, s in zip(second_moments, scales, strict=True)]).sum()
@@ -60,24 +63,32 @@ def inverse_mass_of_adamw(
 
     `momentum` is the momentum of the sampler that will use P.
     """
+    groups = [group for group in optimizer.param_groups if "betas" in group]
+    if not groups:
+        raise UserError(
+            f"a mass matrix is estimated from the second moments of AdamW, and {type(optimizer).__name__} has none: "
+            "let the steps before the sampling be made by AdamW, or by the sampler itself at temperature 0"
+        )
     moments: dict[Tensor, Tensor] = {}
-    for group in optimizer.param_groups:
+    for group in groups:
         for p in group["params"]:
             state = optimizer.state.get(p, {})
             if "exp_avg_sq" in state:
                 moments[p] = state["exp_avg_sq"] / (1 - group["betas"][1] ** state["step"].to(p))
     if not moments:
         raise UserError("a mass matrix is estimated from AdamW's second moments, and this AdamW has made no step yet")
-    if max(float(optimizer.state[p]["step"]) for p in moments) < FEWEST:
+    enough = {p: v for p, v in moments.items() if float(optimizer.state[p]["step"]) >= FEWEST}
+    if not enough or not any(v.any() for v in enough.values()):
         return {p: torch.ones_like(p) for p in moments}
-    scales = _scales(list(moments.values()), damping)
-    return {p: (1 - momentum) / scale for p, scale in zip(moments, scales, strict=True)}
+    scales = _scales(list(enough.values()), damping, least=max(group["eps"] for group in groups))
+    masses = {p: (1 - momentum) / scale for p, scale in zip(enough, scales, strict=True)}
+    return {p: masses.get(p, torch.ones_like(p)) for p in moments}
 
 
-def _scales(second_moments: Sequence[Tensor], damping: float) -> list[Tensor]:
-    """√v̂ + damping·mean √v̂, never zero."""
+def _scales(second_moments: Sequence[Tensor], damping: float, least: float = 0.0) -> list[Tensor]:
+    """√v̂ + the larger of damping·mean √v̂ and `least`, never zero."""
     roots = [v.sqrt() for v in second_moments]
     count = sum(root.numel() for root in roots)
     mean = torch.stack([root.sum() for root in roots]).sum() / count
-    least = (damping * mean).clamp_min(torch.finfo(mean.dtype).tiny ** 0.5)
-    return [root + least for root in roots]
+    added = (damping * mean).clamp_min(max(least, torch.finfo(mean.dtype).tiny ** 0.5))
+    return [root + added for root in roots]

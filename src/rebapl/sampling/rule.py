@@ -146,10 +146,10 @@ class Rule(torch.optim.Optimizer):
     def _move(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
         raise NotImplementedError
 
-    def restart(self) -> None:
-        """Set the momentum to zero, and begin the estimates of the gradient noise and of the mass matrix anew."""
+    def restart(self, keep_momentum: bool = False) -> None:
+        """Begin the estimates of the gradient noise and of the mass matrix anew, and set the momentum to zero."""
         for state in self.state.values():
-            if "momentum_buffer" in state:
+            if "momentum_buffer" in state and not keep_momentum:
                 state["momentum_buffer"].zero_()
             for name in ESTIMATES:
                 state.pop(name, None)
@@ -210,17 +210,14 @@ class Rule(torch.optim.Optimizer):
                 else inverse_mass_of_adamw(adamw, group.get("momentum", 0.0))
             )
             for p in group["params"]:
-                if p in masses:
-                    self.state[p]["inverse_mass"] = masses[p]
+                self.state[p]["inverse_mass"] = masses.get(p, torch.ones_like(p))
 
     def _mass_of_own_steps(self, params: list[Tensor]) -> dict[Tensor, Tensor]:
-        """P for those of the parameters of a group that had a gradient at temperature 0."""
-        states = {p: self.state[p] for p in params if "second_moment" in self.state[p]}
+        """P for those of the parameters of a group that had enough gradients at temperature 0."""
+        fewest = 1 - DECAY ** (FEWEST - 0.5)  # `moment_weight` is 1 − DECAY^gradients
+        states = {p: self.state[p] for p in params if float(self.state[p].get("moment_weight", 0.0)) > fewest}
         moments = [state["second_moment"] / state["moment_weight"] for state in states.values()]
-        weight = max((float(state["moment_weight"]) for state in states.values()), default=0.0)  # 1 − DECAY^gradients
-        few = weight < 1 - DECAY ** (FEWEST - 0.5)
-        inverse_masses = [torch.ones_like(v) for v in moments] if few else inverse_mass_of_gradients(moments)
-        return dict(zip(states, inverse_masses, strict=True))
+        return dict(zip(states, inverse_mass_of_gradients(moments), strict=True))
 
     def _update_noise_estimate(self, params: Iterable[Tensor]) -> None:
         for p in params:

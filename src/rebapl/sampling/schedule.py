@@ -184,8 +184,11 @@ class CyclicalSchedule(LRScheduler):
         if self.at_cycle_end:
             if adamw is not None:
                 adamw.state.clear()
-            if not self.timetable.keep_momentum:
-                self.optimizer.restart() if isinstance(self.optimizer, Rule) else self.optimizer.state.clear()
+            keep_momentum = self.timetable.keep_momentum
+            if isinstance(self.optimizer, Rule):
+                self.optimizer.restart(keep_momentum)
+            elif not keep_momentum:
+                self.optimizer.state.clear()
         elif adamw is not None and isinstance(self.optimizer, Rule) and self.within == self._burn_in_steps:
             self.optimizer.freeze_mass(adamw)
 
