@@ -516,7 +516,7 @@ def tables(records: Sequence[Record]) -> str:
     parts += [f"by the second rule: {', then '.join(by_second_rule(records))}\n"]
     parts += ["on Caltech101, second choice\n", scores_table(of(second, task="caltech101"))]
     parts += [f"### {title}\n\n{text}" for title, text in choice_by_method(records).items()]
-    for protocol in (NOVEL, SIXTEEN, FOUR):
+    for protocol in (NOVEL, SIXTEEN, FOUR) if of(records, stage="report", row=OURS) else ():
         by_means, by_cells = seconds_ratio(records, protocol)
         parts += [f"time against the ensemble, {protocol}: {by_means:.2f} of means, {by_cells:.2f} mean of cells"]
     parts += ["## report\n", *(f"### {name}\n\n{text}" for name, text in report_tables(records).items())]
