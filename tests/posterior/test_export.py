@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from methods import CASES
-from pages import blocks
+from pages import blocks, run_code
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -117,18 +117,32 @@ def test_open_clip_uses_the_matrix(make: Make, mini: DualEncoder, digits: Tensor
     np.testing.assert_allclose(text_probs, posterior.predict(digits).probabilities.numpy(), atol=1e-4)
 
 
-@pytest.mark.parametrize("method", ["coop", "proda"])
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
+@pytest.mark.parametrize("method", ["coop", "proda", "linear"])
 def test_the_matrices_of_all_samples_give_the_posterior(
-    make: Make, mini: DualEncoder, digits: Tensor, tmp_path: Path, method: str
+    make: Make,
+    mini: DualEncoder,
+    digits: Tensor,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    temperature: float,
 ) -> None:
-    posterior = make(method, 3, mini).with_weights(torch.tensor([0.5, 0.2, 0.3]))
-    path = posterior.bind(["zero", "one"]).export(tmp_path / "classes.safetensors")
-    stored = load_file(path)
-    logits = stored["logit_scale"] * image_features(mini, digits) @ stored["sample_text_features"].mT
-    found = torch.einsum("s,snc->nc", stored["weights"], logits.softmax(-1))
-    np.testing.assert_allclose(found, posterior.bind(["zero", "one"]).predict(digits).probabilities.numpy(), atol=1e-5)
-    with safe_open(path, "pt") as file:
-        assert json.loads(file.metadata()["class_names"]) == ["zero", "one"]
+    """By the code of docs/sharing.md. Samples of a head differ so much that the order of averaging matters."""
+    posterior = make(method, 3, mini)
+    posterior = posterior.with_weights(torch.tensor([0.5, 0.2, 0.3])).with_temperature(temperature)
+    monkeypatch.chdir(tmp_path)
+    (code,) = [each for each in blocks("docs/sharing.md") if "def exactly" in each]
+    names = run_code(code, "docs/sharing.md", posterior=posterior)
+    stored, image = names["classes"], image_features(mini, digits)
+    found = names["exactly"](image)
+    np.testing.assert_allclose(found, posterior.predict(digits).probabilities.numpy(), atol=1e-5)
+    if temperature != 1 and method == "linear":  # the average of tempered samples is another one
+        logits = stored["logit_scale"] * image @ stored["sample_text_features"].mT
+        other = torch.einsum("s,snc->nc", stored["weights"], logits.softmax(-1))
+        assert (other - found).abs().max() > 1e-3
+    with safe_open("classes.safetensors", "pt") as file:
+        assert json.loads(file.metadata()["class_names"]) == posterior.class_names
 
 
 def test_a_whole_predictor_in_onnx(

@@ -20,9 +20,9 @@ def blocks(page: str, heading: str = "") -> list[str]:
     return re.findall(r"^ *```python\n(.*?)^ *```", text, flags=re.MULTILINE | re.DOTALL)
 
 
-def run_code(code: str, page: str) -> dict[str, Any]:
-    """Run the code of a page. Returns the names that it defines."""
-    names: dict[str, Any] = {"__name__": "page"}
+def run_code(code: str, page: str, **known: Any) -> dict[str, Any]:
+    """Run the code of a page, which may use the names in `known`. Returns these names and those that it defines."""
+    names: dict[str, Any] = {"__name__": "page", **known}
     exec(compile(code, page, "exec", dont_inherit=True), names)
     return names
 

@@ -4,9 +4,10 @@
 
     softmax(logit_scale · image_features @ text_features.T)
 
-with the frozen model. If a temperature was fitted, the logit_scale in the file is divided by it. Only posteriors that
-predict in this way can be written in these formats; `class_embeddings` checks it. `.onnx` and `.pt2` hold the whole
-predictor: the image tower and all samples in one graph.
+with the frozen model. If a temperature was fitted, this logit_scale is divided by it, which is exact for one sample.
+For several samples, whose probabilities are averaged first, the file has the temperature and the scale apart. Only
+posteriors that predict in this way can be written in these formats; `class_embeddings` checks it. `.onnx` and `.pt2`
+hold the whole predictor: the image tower and all samples in one graph.
 """
 
 from __future__ import annotations
@@ -116,23 +117,35 @@ class Predictor(nn.Module):
 def _write_safetensors(posterior: Posterior, path: Path) -> None:
     from safetensors.torch import save
 
-    samples, encoder = class_embeddings(posterior), posterior.learner.encoder
+    samples = class_embeddings(posterior)
     tensors = {
         "text_features": _mean(samples, posterior.weights),
         "sample_text_features": samples.contiguous(),
         "weights": posterior.weights,
-        "logit_scale": torch.tensor(encoder.logit_scale / posterior.temperature_for()),
-        "logit_bias": torch.tensor(encoder.logit_bias),
+        **{name: torch.tensor(value) for name, value in _scales(posterior).items()},
     }
     write_atomically(path, save(tensors, _as_texts(_about(posterior))))
 
 
 def _write_npy(posterior: Posterior, path: Path) -> None:
-    content, encoder = io.BytesIO(), posterior.learner.encoder
+    content = io.BytesIO()
     np.save(content, _mean(class_embeddings(posterior), posterior.weights).numpy())
     write_atomically(path, content.getvalue())
-    scale = {"logit_scale": encoder.logit_scale / posterior.temperature_for(), "logit_bias": encoder.logit_bias}
-    write_json(path.with_suffix(".json"), {**_about(posterior), **scale})
+    write_json(path.with_suffix(".json"), {**_about(posterior), **_scales(posterior)})
+
+
+def _scales(posterior: Posterior) -> dict[str, float]:
+    """The numbers by which products of features become logits and probabilities.
+
+    `logit_scale`, at the temperature, is for one matrix; `sample_logit_scale` and `temperature` are for all samples.
+    """
+    encoder, temperature = posterior.learner.encoder, posterior.temperature_for()
+    return {
+        "logit_scale": encoder.logit_scale / temperature,
+        "sample_logit_scale": encoder.logit_scale,
+        "logit_bias": encoder.logit_bias,
+        "temperature": temperature,
+    }
 
 
 def _write_pt2(posterior: Posterior, path: Path) -> None:
