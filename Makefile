@@ -64,9 +64,10 @@ $(CORE): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --editable .
 	@touch $@
 
-$(DEV): $(CORE)
+$(DEV): $(CORE) tests/laplace-torch.txt
 	@echo "Installing the tools for tests into $(VENV)"
 	@$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	@$(BIN)/python -m pip install --quiet --no-deps --requirement tests/laplace-torch.txt
 	@touch $@
 
 $(DOCS): $(CORE)

@@ -43,9 +43,10 @@ def same(given: Output, expected: Output, tolerance: float = 1e-5) -> None:
 def test_logits_that_are_log_probabilities_or_have_an_extra_term_are_no_products(
     build: Any, images: Tensor, method: str
 ) -> None:
-    output = build(method, CASES[method].settings).eval()(images)
+    learner = build(method, CASES[method].settings).eval()
+    output = learner(images)
     normalised = bool((output.logits.logsumexp(-1).abs() < 1e-4).all())
-    assert METHODS[method].learner.logits_are_products == (not normalised and "extra" not in output.per_image)
+    assert learner.logits_are_products == (not normalised and "extra" not in output.per_image)
 
 
 @every_method

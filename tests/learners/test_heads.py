@@ -71,12 +71,20 @@ def test_one_image_of_a_class_leaves_finite_answers(encoder: DualEncoder, method
 def test_a_class_without_images_answers_by_its_text_and_the_others_keep_what_they_learned(
     encoder: DualEncoder, images: Tensor, method: str
 ) -> None:
+    """p(c) = p_zero-shot(T)·p_head(c | T) for the classes T of training, and p_zero-shot(c) for the others."""
     learner = built(method, encoder)
     learner.see(*data(encoder))
-    mixed = learner.bind(["dog", "green fish"])(images).logits
-    zero_shot = build_learner("zero-shot", encoder, ["green fish"], "a photo of a {}.", torch.Generator())
-    torch.testing.assert_close(mixed[:, :1], learner(images).logits[:, 1:2])
-    torch.testing.assert_close(mixed[:, 1:], zero_shot(images).logits)
+    names = ["dog", "green fish", "red cat", "old tree"]
+    zero_shot = build_learner("zero-shot", encoder, names, "a photo of a {}.", torch.Generator())(images)
+    texts, head = (x.logits.double().softmax(-1) for x in (zero_shot, learner(images)))
+    own = [NAMES.index("dog"), NAMES.index("red cat")]
+    wanted = texts.clone()
+    wanted[:, [0, 2]] = texts[:, [0, 2]].sum(1, True) * head[:, own] / head[:, own].sum(1, True)
+    mixed = learner.bind(names)
+    torch.testing.assert_close(mixed(images).logits.double().softmax(-1), wanted, rtol=1e-4, atol=1e-6)
+    assert not mixed.logits_are_products
+    torch.testing.assert_close(learner.bind(["green fish", "old tree"])(images).logits, zero_shot.logits[:, [1, 3]])
+    assert torch.equal(learner.bind(list(reversed(NAMES)))(images).logits.flip(1), learner(images).logits)
 
 
 @every_head

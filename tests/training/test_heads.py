@@ -9,9 +9,10 @@ from rebapl.backbones import DualEncoder, load_backbone
 from rebapl.data.batches import LabelledImages
 from rebapl.data.task import Task, load_task
 from rebapl.errors import UserError
-from rebapl.evaluation.tasks import evaluate
+from rebapl.evaluation.tasks import evaluate, part_labels, predict_part
 from rebapl.interruption import Interrupted
 from rebapl.learners import METHODS
+from rebapl.numbers import harmonic_mean
 from rebapl.posterior import load_posterior, save_posterior
 from rebapl.training import fit
 
@@ -35,6 +36,20 @@ def test_a_head_is_better_than_zero_shot_on_base_classes_and_the_same_on_novel_o
     before, after = (evaluate(fit(task, mini, each), task) for each in ("zero-shot", method))
     assert after["base"]["nll"] < before["base"]["nll"]
     assert after["novel"]["nll"] == pytest.approx(before["novel"]["nll"], abs=1e-5)
+
+
+@pytest.mark.parametrize("method", HEADS)
+def test_trained_and_new_class_names_stand_side_by_side_in_one_list(mini: DualEncoder, task: Task, method: str) -> None:
+    """No head answers one kind of class at the expense of the other: it is as accurate as zero-shot, up to a point."""
+    names = [*task.tests["base"].class_names, *task.tests["novel"].class_names]
+
+    def accuracy(chosen: str) -> float:
+        posterior, right = fit(task, mini, chosen).among(names), []
+        for first, part in ((0, task.tests["base"]), (len(task.train.class_names), task.tests["novel"])):
+            right.append((predict_part(posterior, part).labels == part_labels(part) + first).double().mean().item())
+        return harmonic_mean(*(100 * share for share in right))
+
+    assert accuracy(method) > accuracy("zero-shot") - 1
 
 
 def test_images_are_encoded_once(mini: DualEncoder, task: Task, monkeypatch: pytest.MonkeyPatch) -> None:

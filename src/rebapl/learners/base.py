@@ -127,13 +127,6 @@ class Learner(nn.Module, Generic[Frozen]):
     learns_from_features: ClassVar[bool] = False
     """Whether it is a head: it learns from the features of un-augmented images, which are encoded once. See `see`."""
 
-    logits_are_products: ClassVar[bool] = True
-    """Whether its logits are, like CLIP's, the scaled products of image features with one vector per class.
-
-    Logits that are log-probabilities, or sums of such products and other terms, do not show how near an image is to the
-    classes.
-    """
-
     template: str = DEFAULT_TEMPLATE
 
     transfer: bool = False
@@ -157,6 +150,15 @@ class Learner(nn.Module, Generic[Frozen]):
         self.encoder = encoder
         self.config = config
         self._class_names: list[str] | None = None
+
+    @property
+    def logits_are_products(self) -> bool:
+        """Whether its logits are, like CLIP's, the scaled products of image features with one vector per class.
+
+        Logits that are log-probabilities, or sums of such products and other terms, do not show how near an image is to
+        the classes.
+        """
+        return True
 
     @property
     def method(self) -> str | None:

@@ -2,12 +2,20 @@
 
 A head has parameters for the T classes that it was built for. When it is bound to other class names, each class of
 training keeps its parameters, whatever its place in the new list, and every other class has its text feature alone. The
-logits are
+logits of the classes of training are
 
-    κ·s·x·t_c + g_c(x),
+    z_c = κ·s·x·t_c + g_c(x),
 
 where one number κ makes the zero-shot logits s·x·t_c more or less confident, and g_c(x) is the part that was learned
-from the images of the class (`extra`). For classes without images, κ is 1 and g is 0.
+from the images of the class (`extra`). Classes without images have their zero-shot logits.
+
+In a list with classes of both kinds, the two kinds of logits cannot be compared: κ and g may move all z_c of an image
+together, which changes no answer among the classes of training. So the texts decide how probable it is that an image
+has one of the classes of training, T, and the head decides which of these:
+
+    p(c | x) = p_zero-shot(T | x) · softmax_T(z)_c   for c in T,      p(c | x) = p_zero-shot(c | x)   for all others.
+
+This adds log Σ_T exp(s·x·t_c) − log Σ_T exp z_c to the z_c.
 
 κ has a prior, N(1, 1), and so has the weight of g, if g has one; see `blended`. With many images the priors make little
 difference. A few images of classes that are easy to tell apart are answered correctly at any level of confidence; then
@@ -37,9 +45,14 @@ class Head(TextLearner):
 
     repels_in: ClassVar[str | None] = None
     learns_from_features = True
-    logits_are_products = False
     owners: Sequence[str] = ()
     """The classes that it was built for, in the order of its parameters."""
+    mixed = False
+    """Whether it is bound to classes of training together with other classes."""
+
+    @property
+    def logits_are_products(self) -> bool:
+        return type(self).extra is Head.extra and not self.mixed
 
     def adopt(self, class_names: Sequence[str]) -> None:
         self.owners = tuple(class_names)
@@ -56,6 +69,7 @@ class Head(TextLearner):
         self.rows = torch.tensor([row or 0 for row in rows], device=device)
         self.trained = torch.tensor([float(row is not None) for row in rows], device=device)
         """(C,): 1 for the bound classes that are classes of training, and 0 for the others."""
+        self.mixed = 0 < sum(row is not None for row in rows) < len(rows)
 
     def placed(self, learned: Tensor) -> Tensor:
         """The values `learned` of the classes of training (…, T), for the bound classes (…, C); 0 for other classes."""
@@ -75,13 +89,25 @@ class Head(TextLearner):
     def encode_classes(self) -> Mapping[str, Tensor]:
         return {"text": self.kappa * self.text_features}
 
-    def extra(self, features: Tensor) -> Tensor:
-        """g (B, T) of features (B, e): the part of the logits that was learned from images."""
-        return features.new_zeros(len(features), len(self.owners))
+    def extra(self, features: Tensor) -> Tensor | None:  # noqa: ARG002
+        """g (B, T) of features (B, e): the part of the logits that was learned from images; None if it is none."""
+        return None
 
     def respond(self, frozen: Tensor, classes: Mapping[str, Tensor]) -> Output:
-        extra = self.placed(self.extra(frozen))
-        return Output(self.encoder.logits(frozen, classes["text"]) + extra, {"image": frozen, "extra": extra}, classes)
+        logits, extra, per_image = self.encoder.logits(frozen, classes["text"]), self.extra(frozen), {"image": frozen}
+        if extra is not None:
+            per_image["extra"] = self.placed(extra)
+            logits = logits + per_image["extra"]
+        return Output(self._beside_others(frozen, logits) if self.mixed else logits, per_image, classes)
+
+    def _beside_others(self, features: Tensor, logits: Tensor) -> Tensor:
+        """Logits (B, C) in which those of the classes of training are shifted as the module's docstring says."""
+        others = self.trained == 0
+        texts, own = (
+            each.masked_fill(others, -torch.inf).logsumexp(-1, keepdim=True)
+            for each in (self.encoder.logits(features, self.text_features), logits)
+        )
+        return logits + (texts - own) * self.trained
 
 
 @torch.no_grad()

@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from rebapl.learners.base import Output, TextLearner
+from rebapl.learners.base import Output
 from rebapl.learners.head import Head
 from rebapl.learners.registry import register
 from rebapl.settings import Settings
@@ -57,8 +57,6 @@ class Linear(Head):
     config: LinearConfig
     repels_in = "text"
     repels_per_image = False
-    logits_are_products = True
-    respond = TextLearner.respond  # the logits have no extra part
     prior_precision = 1.0
     """The precision of the residuals' prior, which is a part of the loss."""
 

@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rebapl.learners.base import TextLearner
 from rebapl.learners.head import Head, NothingToSet, blended
 from rebapl.learners.registry import register
 
@@ -26,8 +25,6 @@ from rebapl.learners.registry import register
 class LPPlus(Head):
     repels_in = "text"
     repels_per_image = False
-    logits_are_products = True
-    respond = TextLearner.respond  # the logits have no extra part
     start: tuple[Tensor, float] | None = None
     """The weights (T, e) and the κ from which the training starts. `see` computes them."""
 
