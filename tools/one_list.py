@@ -9,10 +9,12 @@ all class names at once. The table has the accuracy on the test images of the ba
 from __future__ import annotations
 
 import argparse
+import tempfile
 from pathlib import Path
 
 from rebapl import fit, load_backbone, load_task
 from rebapl.backbones import DualEncoder
+from rebapl.backbones.features import features_kept_in
 from rebapl.data.task import Task
 from rebapl.evaluation.tasks import part_labels, predict_part
 from rebapl.learners import METHODS
@@ -47,7 +49,8 @@ def main() -> None:
     options = parser.parse_args()
     backbone = load_backbone(options.photo)
     tasks = [task_of(name, options.root) for name in TASKS]
-    rows = [[f"`{head}`", *(accuracies(task, backbone, head) for task in tasks)] for head in HEADS]
+    with tempfile.TemporaryDirectory() as folder, features_kept_in(Path(folder)):
+        rows = [[f"`{head}`", *(accuracies(task, backbone, head) for task in tasks)] for head in HEADS]
     print(Table("", ["head", *TASKS.values()], rows).to_markdown(bare=True))
 
 
