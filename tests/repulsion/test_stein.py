@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from rebapl.errors import UserError
-from rebapl.repulsion import median_bandwidth, stein_direction, stein_feature_direction
+from rebapl.repulsion import stein_direction, stein_feature_direction
+from rebapl.repulsion.stein import median_bandwidth
 
 
 def particles(count: int, d: int, seed: int = 0) -> Tensor:

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from rebapl.errors import UserError
-from rebapl.repulsion import Absolute, Fading, Normalised
-from rebapl.sampling import SGHMC, Adaptive, Chain, Inference, NonFiniteError, Repelling
+from rebapl.repulsion import Fading
+from rebapl.repulsion.force import Absolute, Normalised
+from rebapl.sampling import SGHMC, Adaptive, Chain, Inference, NonFiniteError
+from rebapl.sampling.settings import Repelling
 
 from .toy import ToyLearner, batches, data
 

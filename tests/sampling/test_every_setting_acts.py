@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from rebapl.errors import UserError
-from rebapl.repulsion import DISTANCES, FORCES, POTENTIALS
+from rebapl.repulsion import DISTANCES
+from rebapl.repulsion.force import FORCES, POTENTIALS
 from rebapl.sampling import PRESETS, SVGD, Chain, Inference, mass_matrix, preset, rule
 from rebapl.sampling.settings import (
     CURVES,

@@ -8,9 +8,22 @@ import pytest
 import torch
 
 from rebapl.errors import UserError
-from rebapl.repulsion import Absolute, Energy, Fading, Inverse, Paired, Printed
-from rebapl.sampling import PRESETS, SVGD, Adaptive, Chain, Inference, Repelling, preset, preset_values, register_preset
-from rebapl.sampling.settings import AdamWSettings, Averaging, Cold, Constant, Cosine, SGDSettings, Warm, Warmup
+from rebapl.repulsion import Fading, Inverse
+from rebapl.repulsion.distances import Paired
+from rebapl.repulsion.force import Absolute, Printed
+from rebapl.repulsion.mmd import Energy
+from rebapl.sampling import PRESETS, SVGD, Adaptive, Chain, Inference, preset, preset_values, register_preset
+from rebapl.sampling.settings import (
+    AdamWSettings,
+    Averaging,
+    Cold,
+    Constant,
+    Cosine,
+    Repelling,
+    SGDSettings,
+    Warm,
+    Warmup,
+)
 from rebapl.yaml_files import ORIGINS, Derived, Value
 
 from .toy import ToyLearner, batches, data
