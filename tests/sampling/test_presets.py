@@ -48,9 +48,9 @@ def test_every_preset_resolves_runs_and_says_where_its_values_come_from(name, me
     if preset(name, recipe, method).repulsion is not None:
         changes |= {"repulsion.images": 6, "repulsion.pool": 16}
     inference = preset(name, recipe, method, **changes)
-    loop = SVGD if name == "svgd" else Chain
+    loop, more = (SVGD, {}) if name == "svgd" else (Chain, {"reference": data()[0]})
     given = batches_of(inference.batch)
-    run = loop(ToyLearner(), inference, given, num_data=40, steps_per_epoch=5, reference=data()[0])
+    run = loop(ToyLearner(), inference, given, num_data=40, steps_per_epoch=5, **more)
     samples = list(run.run())
     assert run.schedule.steps == run.steps_in_all
     assert math.isfinite(run.last_loss)

@@ -10,7 +10,7 @@ from rebapl.repulsion.force import Fading, Inverse
 from rebapl.repulsion.mmd import MMD
 from rebapl.repulsion.parameters import kick, weights
 from rebapl.repulsion.repulsion import Repulsion, RepulsionSettings, requires_dependence
-from rebapl.repulsion.stein import stein_direction, stein_feature_direction
+from rebapl.repulsion.stein import stein_direction
 
 __all__ = [
     "DISTANCES",
@@ -26,6 +26,5 @@ __all__ = [
     "requires_dependence",
     "squared_distance",
     "stein_direction",
-    "stein_feature_direction",
     "weights",
 ]

@@ -84,7 +84,10 @@ class Chain(Loop):
             space = settings.space or self.learner.repels_in
             if space is None:
                 raise UserError("this learner names no feature space to repel in: set the repulsion's `space`")
-            self.reference = self._pool(space, images, settings.images, settings.rows)
+            if images is not None:
+                images = images[: inference.pool_size].to(self.device)
+            example = self.batches(0)[0][:1]
+            self.reference = ReferencePool(self.learner, space, images, settings.images, example, settings.rows)
             first = self._repulsion(settings, self.reference, anchor)
             self.repulsions = [first, *(first.beside() for _ in range(inference.chains - 1))]
         average = inference.averaging
