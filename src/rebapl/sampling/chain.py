@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from rebapl.captured import Capturing, accelerated
-from rebapl.compiled import compiling
+from rebapl.compiled import compiling, is_compiling
 from rebapl.errors import UserError
 from rebapl.randomness import derived_seed, generator
 from rebapl.repulsion import Repulsion, kick
@@ -60,7 +60,8 @@ class Chain(Loop):
     * `capture`: replay forward and backward passes as CUDA graphs, which is several times faster for small batches;
       None: on a GPU. All batches must then have the same shape. If `batches` is a `Drawing`, batches are drawn inside
       the pass.
-    * `compile`: compile the layers of the backbone; None: on a GPU, if the run is long enough for it to pay.
+    * `compile`: compile the layers of the backbone; None: on a GPU, if the run is long enough for it to pay, and
+      inside `rebapl.compiled.compiling()`.
     """
 
     streams = ("chain/sampler", "chain/restart", "chain/repulsion", "chain/learner")
@@ -194,7 +195,7 @@ class Chain(Loop):
                 capturing = None
             memory, decoupled = self.cycle, self._decoupled
         run_pass = partial(self.objective.gradients, force, kind, decoupled)
-        with compiling(self.compiles):
+        with compiling(self.compiles or (self.compile is None and is_compiling())):
             if capturing is None:
                 gradients = run_pass(batch, chosen, state)
             else:
