@@ -16,7 +16,6 @@ other at all. Each of them has random streams of its own, so that another proces
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -37,7 +36,7 @@ from rebapl.sampling.loop import Drawing, Loop, Sample, cpu_copy
 from rebapl.sampling.objective import PORTION, Batch, Gradients, Objective, ReferencePool, evaluating
 from rebapl.sampling.schedule import build_schedule
 from rebapl.sampling.settings import Cold, Repelling, Warm
-from rebapl.sampling.swag import GaussianPath
+from rebapl.sampling.summary import build_summary
 
 COMPILED_FROM = 10_000
 """The least number of steps of a run whose layers are compiled. Compiling costs some ten seconds and saves one or two
@@ -91,9 +90,7 @@ class Chain(Loop):
             self.reference = ReferencePool(self.learner, space, images, settings.images, example, settings.rows)
             first = self._repulsion(settings, self.reference, anchor)
             self.repulsions = [first, *(first.beside() for _ in range(inference.chains - 1))]
-        average = inference.averaging
-        self.average = None if average is None else EpochAverage(inference.epochs, average.mean, average.std)
-        self.path = None if inference.swag is None else GaussianPath()
+        self.summary = build_summary(inference, self.steps_per_epoch, self.generators["chain/sampler"])
         captures = accelerated(self.device) if self.capture is None else self.capture
         self.capturing = Capturing([self.generators["chain/learner"]]) if captures else None
         pays = accelerated(self.device) and self.steps_in_all >= COMPILED_FROM
@@ -143,18 +140,10 @@ class Chain(Loop):
         gradients = self._gradients(batch)
         self._move(now, gradients)
         self.schedule.step()
-        if self.average is not None and (now + 1) % self.steps_per_epoch == 0:
-            epoch = (now // self.steps_per_epoch) % self.inference.epochs
-            self.average.add(epoch, self.parameters)
         checked = self._checked(now, gradients.loss)
-        if self.schedule.at_sample and self.path is not None:
-            self.path.add(self.parameters)
-        elif self.schedule.at_sample:
-            self._keep(cycle, chain, None if self.average is None else self.average.sums)
+        for sample in self.summary.samples_after(self.parameters, self.schedule):
+            self._keep(cycle, chain, sample)
         if self.schedule.at_cycle_end:
-            if self.path is not None:
-                for _ in range(self.inference.samples_per_cycle):
-                    self._keep(cycle, chain, self.path.draw(self.generators["chain/sampler"]))
             self._end_cycle(cycle, chain)
         return checked
 
@@ -173,10 +162,7 @@ class Chain(Loop):
             self._set(self._ends[self.chain])
             if restart.kick > 0:
                 kick(self.parameters.values(), restart.kick, self.generators["chain/restart"])
-        if self.average is not None:
-            self.average.restart()
-        if self.path is not None:
-            self.path = GaussianPath()
+        self.summary.restart()
         if self.repulsion is not None:
             self.repulsion.begin_cycle(recall=self.chain == 0)
 
@@ -240,11 +226,10 @@ class Chain(Loop):
         if self._records(now):
             self.diagnostics.after(optimizer)
 
-    def _keep(self, cycle: int, chain: int, replacement: dict[str, Tensor] | None) -> None:
-        """Store the current θ, or its `replacement`, as a sample, and remember its features for the repulsion."""
+    def _keep(self, cycle: int, chain: int, sample: Mapping[str, Tensor]) -> None:
+        """Store a sample, and remember its features for the repulsion. Afterwards θ is what it was."""
         current = {name: p.detach().clone() for name, p in self.parameters.items()}
-        if replacement is not None:
-            self._set(replacement)
+        self._set(sample)
         if self.inference.laplace is None:
             stored = [cpu_copy(self.parameters)]
         else:  # draws around θ, from a stream that belongs to this cycle and chain alone
@@ -280,7 +265,7 @@ class Chain(Loop):
         return torch.cat(logits).softmax(-1).cpu()
 
     @torch.no_grad()
-    def _set(self, values: dict[str, Tensor]) -> None:
+    def _set(self, values: Mapping[str, Tensor]) -> None:
         for name, p in self.parameters.items():
             p.copy_(values[name])
 
@@ -288,8 +273,7 @@ class Chain(Loop):
         return {
             "parameters": self.parameters,
             "repulsions": [force.state_dict(memory=chain == 0) for chain, force in enumerate(self.repulsions)],
-            "average": None if self.average is None else self.average.sums,
-            "path": None if self.path is None else self.path.state_dict(),
+            "summary": self.summary.state_dict(),
             "ends": {str(chain): end for chain, end in self._ends.items()},
             "stopped": self.stopped,
             "predictions": self._predictions,
@@ -301,38 +285,7 @@ class Chain(Loop):
             repulsion.load_state_dict(saved)
         if self.capturing is not None:
             self.capturing.forget()
-        if self.average is not None:
-            self.average.sums = {name: total.to(self.device) for name, total in state["average"].items()}
+        self.summary.load_state_dict(tree_map(lambda leaf: leaf.to(self.device), state["summary"]))
         self._ends = {int(chain): end for chain, end in state["ends"].items()}
         self.stopped = state["stopped"]
         self._predictions = list(state["predictions"])
-        if self.path is not None:
-            self.path.load_state_dict(tree_map(lambda leaf: leaf.to(self.device), state["path"]))
-
-
-def epoch_weights(epochs: int, mean: float, std: float) -> list[float]:
-    """w_e ∝ exp(−(e−mean)²/(2·std²)) for e = 1..epochs, summing to one.
-
-    >>> [round(w, 3) for w in epoch_weights(3, mean=2, std=1)]
-    [0.274, 0.452, 0.274]
-    """
-    raw = [math.exp(-((epoch - mean) ** 2) / (2 * std**2)) for epoch in range(1, epochs + 1)]
-    return [w / sum(raw) for w in raw]
-
-
-class EpochAverage:
-    """Σ_e w_e·θ_e over one cycle, with θ_e the parameters at the end of epoch e (PromptSRC, Khattak et al. 2023)."""
-
-    def __init__(self, epochs: int, mean: float, std: float) -> None:
-        self.weights = epoch_weights(epochs, mean, std)
-        self.sums: dict[str, Tensor] = {}
-
-    def restart(self) -> None:
-        self.sums = {}
-
-    @torch.no_grad()
-    def add(self, epoch: int, parameters: Mapping[str, Tensor]) -> None:
-        """Add the parameters at the end of epoch `epoch`; the first epoch is 0."""
-        for name, value in parameters.items():
-            term = value.detach().float() * self.weights[epoch]
-            self.sums[name] = self.sums[name] + term if name in self.sums else term
