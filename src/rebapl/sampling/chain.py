@@ -238,6 +238,7 @@ class Chain(Loop):
                 self.parameters,
                 (self.batches(step)[0] for step in range(self.steps_per_epoch)),
                 self.inference.laplace,
+                images=self.inference.batch * self.steps_per_epoch,
                 num_data=self.num_data,
                 decay=self.inference.sampler.weight_decay,
                 stream=generator(self.seed, "chain", "laplace", cycle, chain),
