@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -50,6 +51,7 @@ class Sinkhorn(Distance):
     Smaller values than the accepted ones would need more updates; `wasserstein` has no regularisation at all.
     """
 
+    of_equal_sizes: ClassVar[bool] = True
     regularisation: float = Field(default=0.1, ge=0.05)
 
     def prepare(self, cloud: Tensor, generator: torch.Generator) -> Stored:  # noqa: ARG002
@@ -60,17 +62,15 @@ class Sinkhorn(Distance):
         return Stored(cloud[None], per_pair={"costs": costs[None]}, shared={"r": r[None]})
 
     def between(self, x: Tensor, stored: Stored) -> Tensor:
-        """Sinkhorn divergence between x (n, d) and each stored cloud (s, m, d); shape (s,)."""
+        """Sinkhorn divergence between x (n, d) and each stored cloud (s, n, d); shape (s,)."""
         r = stored.shared["r"][:, None, None]
         other = stored.per_pair["costs"]
         mean, means = x.mean(-2), stored.cloud.mean(-2)
         x, y = x - mean, stored.cloud - means[:, None]
         own = squared_distances(x, x).expand(len(other), -1, -1)
         cross = squared_distances(x, y)
-        if cross.shape == other.shape:  # all three problems in one call: a third of the kernels to launch on a GPU
-            cross_cost, own_cost, other_cost = _transport(torch.cat([cross, own, other]), r.repeat(3, 1, 1)).chunk(3)
-        else:
-            cross_cost, own_cost, other_cost = (_transport(cost, r) for cost in (cross, own, other))
+        # All three problems in one call: a third of the kernels to launch on a GPU.
+        cross_cost, own_cost, other_cost = _transport(torch.cat([cross, own, other]), r.repeat(3, 1, 1)).chunk(3)
         shift = (mean - means).square().sum(-1)
         return shift + (cross_cost - 0.5 * own_cost - 0.5 * other_cost).clamp(min=0)
 
