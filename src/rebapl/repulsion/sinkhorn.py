@@ -92,7 +92,7 @@ class Sinkhorn(Distance):
 
 
 def _transport(cost: Tensor, r: Tensor) -> Tensor:
-    """OT (s,) for costs (s, n, m): the dual objective at potentials f (s, n, 1) and g (s, 1, m)."""
+    """OT (s,) for costs (s, n, n): the dual objective at potentials f (s, n, 1) and g (s, 1, n)."""
     f, g = _potentials(cost, r)
     mass = torch.exp((f + g - cost) / r).mean((1, 2))
     return f.mean((1, 2)) + g.mean((1, 2)) - r.flatten() * (mass - 1)
@@ -100,7 +100,7 @@ def _transport(cost: Tensor, r: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _potentials(cost: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
-    """f (s, n, 1) and g (s, 1, m) after all updates."""
+    """f (s, n, 1) and g (s, 1, n) after all updates."""
     f, g = torch.zeros_like(cost[:, :, :1]), torch.zeros_like(cost[:, :1, :])
     before = f.clone(), g.clone()  # copies: for the same tensors the update would be compiled a second time
     widest = torch.maximum(cost.amax((1, 2), keepdim=True), r)
@@ -113,9 +113,9 @@ def _potentials(cost: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
 
 def update(f: Tensor, g: Tensor, f_before: Tensor, g_before: Tensor, cost: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
     """The next potentials, from the last ones and those before them, at the regularisation r (s, 1, 1)."""
-    n, m = cost.shape[1:]
-    f_best = r * (math.log(m) - torch.logsumexp((g - cost) / r, dim=2, keepdim=True))
-    g_best = r * (math.log(n) - torch.logsumexp((f - cost) / r, dim=1, keepdim=True))
+    log_n = math.log(cost.shape[1])
+    f_best = r * (log_n - torch.logsumexp((g - cost) / r, dim=2, keepdim=True))
+    g_best = r * (log_n - torch.logsumexp((f - cost) / r, dim=1, keepdim=True))
     f_next, g_next = torch.lerp(f, f_best, STRIDE), torch.lerp(g, g_best, STRIDE)
     return torch.lerp(f_before, f_next, REACH), torch.lerp(g_before, g_next, REACH)
 
