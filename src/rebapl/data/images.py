@@ -64,8 +64,8 @@ class UnreadableImageError(UserError):
 
 
 def is_image(path: Path) -> bool:
-    """Whether a path is a file with the ending of an image."""
-    return is_called_image(path) and path.is_file()
+    """Whether a path is a file with the ending of an image, and not hidden."""
+    return not path.name.startswith(".") and is_called_image(path) and path.is_file()
 
 
 def is_called_image(path: Path) -> bool:

@@ -224,7 +224,7 @@ def passed_over(folder: Path) -> str:
     for group in _class_folders(folder):
         for _ in walk_images(folder / group, endings):
             pass
-    beside = sum(is_image(path) and path.name[0] != "." for path in folder.iterdir())
+    beside = sum(map(is_image, folder.iterdir()))
     parts = [f"{number_of(beside, 'image')} beside the class folders" if beside else "", said_of_endings(endings)]
     return "; ".join(filter(None, parts))
 
