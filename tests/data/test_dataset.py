@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
-from rebapl.data.dataset import Item, Splits, check_key, read_split, refuse_repeats, write_split
+from rebapl.data.dataset import Dataset, Item, Splits, check_key, read_split, refuse_repeats, write_split
 from rebapl.errors import UserError
 
 GOOD = {
@@ -27,6 +28,13 @@ def test_written_and_read_in_the_published_format(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "split.json").read_text(encoding="utf-8")) == GOOD
     assert read_split(tmp_path / "split.json") == splits
     assert [path.name for path in tmp_path.iterdir()] == ["split.json"]
+
+
+def test_class_names_are_made_once() -> None:
+    items = [Item("a.png", 1, "dog"), Item("b.png", 0, "cat")]
+    data = Dataset("pets", "a {}.", items, [], [], lambda _: Image.new("RGB", (4, 4)))
+    assert data.class_names == ["cat", "dog"]
+    assert data.class_names is data.class_names
 
 
 @pytest.mark.parametrize(

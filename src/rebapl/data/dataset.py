@@ -114,7 +114,7 @@ class Dataset:
             groups.setdefault(self.contents[item.key], []).append(item)
         return [group for group in groups.values() if len(group) > 1]
 
-    @property
+    @cached_property
     def class_names(self) -> list[str]:
         """Class names by label, 0 … n−1."""
         names = {item.label: item.class_name for item in self.items}
