@@ -62,6 +62,16 @@ def test_what_changes_the_numbers_changes_the_name(other: RunConfig) -> None:
     assert other.hash() != CONFIG.hash()
 
 
+def test_a_folder_with_the_name_of_a_published_data_set_has_no_settings_of_it(tmp_path: Path) -> None:
+    folder = class_folders(tmp_path / "eurosat", cat=3, dog=3, emu=3, fox=3)
+    own = RunConfig(str(folder), "promptsrc", protocol="few-shot", backbone="mini")
+    averaging = {
+        name: config.resolved().training.inference.averaging
+        for name, config in (("own", own), *((data, own.changed(data=data)) for data in ("caltech101", "eurosat")))
+    }
+    assert averaging["own"] == averaging["caltech101"] != averaging["eurosat"]
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_both_transfers_of_imagenet_are_one_training(method: str) -> None:
     cross = RunConfig("imagenet", method, protocol="cross-dataset", backbone="mini")

@@ -66,7 +66,8 @@ class Dataset:
     `load` turns an item's key into an RGB image. `template` has one `{}` for the class name. Augmentation must keep at
     least `min_crop` of an image's area, and may mirror the image only if `flip` is true; otherwise its label could
     become wrong. If the images are files, their keys are paths below `folder`; drawn images have no folder. A data set
-    of stored `features` has no images, and `load` raises an error.
+    of stored `features` has no images, and `load` raises an error. `own` says that these are somebody's own images:
+    `name` may then be that of a published data set by chance.
     """
 
     name: str
@@ -79,6 +80,12 @@ class Dataset:
     flip: bool = True
     folder: Path | None = None
     features: StoredFeatures | None = None
+    own: bool = False
+
+    @property
+    def catalogue_name(self) -> str:
+        """The name by which catalogues and recipes may know it; empty for somebody's own images."""
+        return "" if self.own else self.name
 
     @property
     def splits(self) -> Splits:

@@ -95,7 +95,7 @@ def dataset_of(
     for index, picture in enumerate(pictures):
         _check_picture(picture, index)
     items = [Item(str(index), label, names[label]) for index, label in enumerate(numbers)]
-    return Dataset(name, template, items, [], [], lambda key: _rgb(pictures[int(key)]))
+    return Dataset(name, template, items, [], [], lambda key: _rgb(pictures[int(key)]), own=True)
 
 
 def _label(label: object, index: int, classes: int) -> int:
@@ -169,10 +169,10 @@ def load_own(
     check_items(splits, str(folder), repeats=stored is not None, tested=not whole)
     if stored is not None:
         wording = template or stored.about["template"]
-        return Dataset(stored.about["data"], wording, *splits, stored.load, features=stored)
+        return Dataset(stored.about["data"], wording, *splits, stored.load, features=stored, own=stored.own)
     name = path.stem if is_list else folder.resolve().name
     wording = template or own_template(path)
-    return Dataset(name, wording, *splits, FileImages(folder, upright=True), folder=folder)
+    return Dataset(name, wording, *splits, FileImages(folder, upright=True), folder=folder, own=True)
 
 
 def start_of(path: Path) -> Path:
@@ -247,7 +247,7 @@ def load_flat_folder(folder: Path) -> Dataset:
     name = folder.resolve().name
     keys = sorted(path.name for path in walk_images(folder))
     items = [Item(check_key(key, str(folder)), 0, name) for key in keys]
-    return Dataset(name, TEMPLATE, [], [], items, FileImages(folder, upright=True), folder=folder)
+    return Dataset(name, TEMPLATE, [], [], items, FileImages(folder, upright=True), folder=folder, own=True)
 
 
 def is_split(folder: Path) -> bool:

@@ -187,6 +187,7 @@ def plan_features(
         "precision": precision,
         "width": encoder.joint_width,
         "data": images.name,
+        "own": images.data is None,
         "template": images.template,
         "classes": inquiry.classes,
     }

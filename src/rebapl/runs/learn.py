@@ -118,7 +118,7 @@ class Lesson:
         few images; see `FULL_SHOTS`.
         """
         final, train = config.changed(protocol="few-shot", fold=ALL), self.tasks[ALL].train
-        epochs = published(config.method, "few-shot", self.dataset.name, config.shots)[1].epochs
+        epochs = published(config.method, "few-shot", self.dataset.catalogue_name, config.shots)[1].epochs
         per_class = len(train.items) / len(train.class_names)
         if config.epochs is None and epochs and per_class < FULL_SHOTS:
             final = final.changed(epochs=math.ceil(epochs * FULL_SHOTS / per_class))

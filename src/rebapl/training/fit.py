@@ -188,8 +188,7 @@ def fit(
     Posterior(coop · mle, 1 sample, 2 classes, backbone mini)
     """
     task = _task(task_or_images, labels, class_names, template, seed)
-    stored = task.dataset.features
-    encoder = backbone or default_backbone(task.dataset.name if stored is None else str(stored.folder))
+    encoder = backbone or default_backbone(task.dataset)
     encoder = load_backbone(encoder) if isinstance(encoder, str) else encoder
     seed = task.seed if seed is None else seed
     learner = method if isinstance(method, Learner) else None
@@ -200,7 +199,7 @@ def fit(
             str(method),
             inference,
             protocol=task.protocol,
-            data=task.dataset.name,
+            data=task.dataset.catalogue_name,
             shots=task.shots,
             epochs=epochs,
             method_settings=method_settings,

@@ -12,6 +12,7 @@ from typing import Any
 
 from rebapl.backbones import DEFAULT_BACKBONE
 from rebapl.data.catalogue import is_own
+from rebapl.data.dataset import Dataset
 from rebapl.data.embedded import EMBEDDED
 from rebapl.data.features import StoredFeatures, is_features
 from rebapl.errors import UserError
@@ -59,8 +60,8 @@ class ResolvedTraining:
         }
 
 
-def default_backbone(data: str) -> str:
-    """The backbone that a run on this data set uses unless another one is named.
+def default_backbone(data: str | Dataset) -> str:
+    """The backbone that a run on this data set, or on the one of this name or path, uses unless another one is named.
 
     The embedded tasks have small pictures made for `mini`, so they need no other files. A folder of stored features
     uses the backbone that computed them, and all other data sets use CLIP ViT-B/16.
@@ -68,10 +69,14 @@ def default_backbone(data: str) -> str:
     >>> default_backbone("digits"), default_backbone("eurosat")
     ('mini', 'openai/clip-vit-base-patch16')
     """
-    if data in EMBEDDED:
-        return "mini"
-    folder = Path(data).expanduser()
-    return StoredFeatures.read(folder).backbone if is_own(data) and is_features(folder) else DEFAULT_BACKBONE
+    stored, name = None, data
+    if isinstance(data, Dataset):
+        stored, name = data.features, data.catalogue_name
+    elif data and is_own(data) and is_features(folder := Path(data).expanduser()):
+        stored = StoredFeatures.read(folder)
+    if stored is not None:
+        return stored.backbone
+    return "mini" if name in EMBEDDED else DEFAULT_BACKBONE
 
 
 def resolve_training(
