@@ -1,12 +1,16 @@
 """Heads through `fit`: features encoded once, closed forms without a loop, resumed runs, other class names."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from drawn_folder import class_folders
 
 from rebapl.backbones import DualEncoder, load_backbone
+from rebapl.backbones.features import features_kept_in
 from rebapl.data.batches import LabelledImages
+from rebapl.data.images import FileImages
 from rebapl.data.task import Task, load_task
 from rebapl.errors import UserError
 from rebapl.evaluation.tasks import evaluate
@@ -45,6 +49,30 @@ def test_images_are_encoded_once(mini: DualEncoder, task: Task, monkeypatch: pyt
     )
     fit(task, mini, "linear", epochs=5)
     assert sum(seen) == len(task.train.items)
+
+
+def test_images_are_decoded_once_and_not_at_all_where_their_features_are_known(
+    mini: DualEncoder, task: Task, tmp_path: Path
+) -> None:
+    decoded: list[str] = []
+
+    def counted(part: Task) -> Task:
+        load = part.dataset.load
+        dataset = replace(part.dataset, load=lambda key: decoded.append(key) or load(key))
+        return replace(part, dataset=dataset)
+
+    fit(counted(task), mini, "linear", epochs=1)
+    assert sorted(decoded) == sorted(item.key for item in task.train.items), "a drawn image is drawn once"
+    files = load_task(str(class_folders(tmp_path / "photos", cat=6, dog=6, emu=6, fox=6)), shots=3)
+    assert files.dataset.folder is not None
+    reading = FileImages.__call__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FileImages, "__call__", lambda self, key: decoded.append(key) or reading(self, key))
+        for expected in (len(files.train.items), 0):
+            decoded.clear()
+            with features_kept_in(tmp_path / "features"):
+                fit(files, mini, "linear", epochs=1)
+            assert len(decoded) == expected
 
 
 def test_the_features_are_those_of_the_test_time_views(mini: DualEncoder, task: Task) -> None:

@@ -5,6 +5,7 @@ Split files have the published format: {"train": [[path, label, class name], …
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import unicodedata
@@ -17,9 +18,10 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from rebapl.data.features import StoredFeatures
+from rebapl.data.images import as_rgb, image_sha256
 from rebapl.data.workers import in_threads
 from rebapl.errors import UserError
-from rebapl.files import read_json, sha256, write_atomically
+from rebapl.files import read_json, write_atomically
 from rebapl.wording import few
 
 SPLITS = ("train", "val", "test")
@@ -97,6 +99,19 @@ class Dataset:
         """All items, the training ones first."""
         return [*self.train, *self.val, *self.test]
 
+    def checksum(self, key: str, image: Image.Image | None = None) -> str:
+        """The SHA-256 of the file of an image or, if it has no file, of its RGB pixels.
+
+        A file is not decoded. `image` is the picture, if it has been loaded already. For stored features it is the
+        checksum of the file from which they were computed.
+        """
+        if self.features is not None:
+            return self.features.checksums[key]
+        if self.folder is not None:
+            return image_sha256(self.folder / key)
+        picture = as_rgb(self.load(key) if image is None else image, upright=False)
+        return hashlib.sha256(picture.tobytes()).hexdigest()
+
     @cached_property
     def contents(self) -> Mapping[str, str]:
         """For each key a text that two images share exactly if their files have the same bytes.
@@ -112,7 +127,7 @@ class Dataset:
             if (folder / key).is_file():
                 by_size.setdefault((folder / key).stat().st_size, []).append(key)
         alike = [key for keys in by_size.values() if len(keys) > 1 for key in keys]
-        return contents | dict(zip(alike, in_threads(lambda key: sha256(folder / key), alike), strict=True))
+        return contents | dict(zip(alike, in_threads(self.checksum, alike), strict=True))
 
     def copies(self) -> list[list[Item]]:
         """The groups of images whose content is the same: one list of items for each such content."""

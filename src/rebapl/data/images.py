@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import stat
@@ -17,6 +18,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from rebapl.data.tars import files_in_tar, read_from_tar, tar_of
 from rebapl.errors import UserError, printable
+from rebapl.files import sha256
 from rebapl.wording import number_of
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jfif", ".avif")
@@ -180,6 +182,17 @@ def read_image(path: Path, upright: bool = True) -> Image.Image:
     except FileNotFoundError as error:
         raise UnreadableImageError(f"{printable(str(path))}: no such image", "no such image") from error
     except BROKEN as error:
+        raise unreadable(str(path), error) from error
+
+
+def image_sha256(path: Path) -> str:
+    """The SHA-256 of the file of an image, which is not decoded. The path may lead through a tar archive."""
+    try:
+        tar = tar_of(path)
+        return sha256(path) if tar is None else hashlib.sha256(read_from_tar(tar, path)).hexdigest()
+    except FileNotFoundError as error:
+        raise UnreadableImageError(f"{printable(str(path))}: no such image", "no such image") from error
+    except OSError as error:
         raise unreadable(str(path), error) from error
 
 

@@ -76,8 +76,11 @@ class Training:
             check_features(self.learner, task.dataset.features)
             check_views(1 if resolved.inference is None else resolved.inference.views, pixels=False)
         if self.learner.learns_from_features or task.dataset.features is not None:
+            if resolved.inference is not None:
+                self.images = data.fingerprint()  # first, because it may decode the images, which are then at hand
             with features_kept_in(features):
                 of_images = features_of(encoder, data).to(encoder.device)
+            data.forget()
             examples = self.learner.see(of_images, data.labels.to(encoder.device))
             if resolved.draws is not None:
                 assert isinstance(self.learner, Conjugate)
@@ -89,8 +92,7 @@ class Training:
             if examples is None:
                 batches = TrainBatches(data, encoder.preprocessing, size, resolved.crop_scale, seed, encoder.device)
             else:
-                batches = FeatureBatches(*examples, size, seed, data.fingerprint())
-                data.forget()
+                batches = FeatureBatches(*examples, size, seed, self.images)
             self.loop = _build_loop(task, data, batches, encoder, self.learner, resolved.inference, seed)
             self.images = batches.fingerprint
 
