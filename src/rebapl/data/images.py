@@ -8,9 +8,9 @@ import os
 import stat
 import struct
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +55,13 @@ NO_FILE = "no file"
 
 NO_IMAGES = ".nomedia"
 """A folder with a file of this name is passed over, as on a phone: its images are neither learned nor answered for."""
+
+
+ImageLike = str | Path | Image.Image | np.ndarray
+"""One image: the path of a file, a Pillow image, or uint8 of shape (H, W) or (H, W, 3)."""
+
+Picture = Callable[[], Image.Image]
+"""A function that reads or converts a picture when it is called."""
 
 
 class UnreadableImageError(UserError):
@@ -194,6 +201,36 @@ def image_sha256(path: Path) -> str:
         raise UnreadableImageError(f"{printable(str(path))}: no such image", "no such image") from error
     except OSError as error:
         raise unreadable(str(path), error) from error
+
+
+def picture_of(source: object, name: str) -> Picture:
+    """A function that gives the RGB picture of a path, a Pillow image, or an array uint8 of shape (H, W) or (H, W, 3).
+
+    The type and the shape are checked now, the rest when the picture is needed. `name` names it in errors; the path of
+    a file names itself. Photos are turned upright as their EXIF orientation says.
+    """
+    if isinstance(source, str | Path):
+        return partial(read_image, Path(source))
+    if isinstance(source, np.ndarray):
+        if source.dtype != np.uint8 or not (source.ndim == 2 or (source.ndim == 3 and source.shape[2] == 3)):
+            raise UserError(
+                f"{name} is {source.dtype} of shape {source.shape}: give uint8 of shape (H, W) or (H, W, 3)"
+            )
+        if not source.size:
+            raise UserError(f"{name} of shape {source.shape} has no pixels: leave it out")
+    elif not isinstance(source, Image.Image):
+        raise UserError(f"{name} is a {type(source).__name__}: give a path, a Pillow image or a uint8 array")
+    return partial(_converted, source, name)
+
+
+def _converted(source: Image.Image | np.ndarray, name: str) -> Image.Image:
+    try:
+        image = source if isinstance(source, Image.Image) else Image.fromarray(np.ascontiguousarray(source))
+        if 0 in image.size:
+            raise ValueError("it has no pixels")
+        return as_rgb(image)
+    except BROKEN as error:
+        raise unreadable(name, error) from error
 
 
 def unreadable(name: str, error: Exception) -> UnreadableImageError:

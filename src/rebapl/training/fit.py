@@ -19,7 +19,8 @@ from rebapl.backbones import DualEncoder, load_backbone
 from rebapl.backbones.features import features_kept_in, features_of
 from rebapl.data.batches import FeatureBatches, LabelledImages, TrainBatches
 from rebapl.data.dataset import Dataset
-from rebapl.data.own_images import ImageLike, dataset_of
+from rebapl.data.images import ImageLike
+from rebapl.data.own_images import dataset_of
 from rebapl.data.task import Task, load_task, task_of
 from rebapl.errors import UserError
 from rebapl.learnable import Conjugate
