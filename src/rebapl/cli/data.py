@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Annotated
 
@@ -44,8 +45,7 @@ def list_(
         table.add_column(column, overflow="fold", justify="right" if column == "classes" else "left")
     for entry in PUBLISHED.values():
         images = str(PurePosixPath(entry.folder, entry.images))
-        there = [path.exists() for path in entry.needed_files(folder)] if folder else []
-        state = ["there" if all(there) else "in part" if any(there) else "none"] if there else []
+        state = [] if folder is None else [_state(entry.missing(folder), entry.needed_files(folder))]
         table.add_row(entry.name, str(entry.classes), images, entry.template, *state)
     Console().print(table)
     print(f"embedded, without files: {', '.join(EMBEDDED)}")
@@ -53,6 +53,10 @@ def list_(
         print(f"registered by plugins: {', '.join(REGISTERED)}")
     print("your own: --data PATH, a folder with train/ val/ test/, a folder of class folders, or a CSV file")
     print("files and sources of one: rebapl data list NAME")
+
+
+def _state(missing: Sequence[Path], needed: Sequence[Path]) -> str:
+    return "there" if not missing else "none" if len(missing) == len(needed) else "in part"
 
 
 def _describe(name: str, root: Path | None) -> None:
@@ -76,7 +80,7 @@ def _describe(name: str, root: Path | None) -> None:
     print(f"  template   {entry.template}")
     print(f"  images     {train} train, {val} val, {test} test")
     print("  files below the data root:")
-    missing = [] if root is None else [path for path in entry.needed_files(root) if not path.exists()]
+    missing = [] if root is None else entry.missing(root)
     for line, path in zip((f"{entry.images}/", *entry.lists), entry.needed_files(root or Path()), strict=True):
         print(f"    {PurePosixPath(entry.folder, line)}{' (missing)' if path in missing else ''}")
     print("  where they come from (nothing is fetched):")

@@ -82,14 +82,11 @@ def _counted(counts: Iterable[int]) -> str:
 
 
 def _check_files(entry: Entry, root: Path, split: str | None, report: Report) -> None:
-    sources: list[str] = []
-    for path in entry.needed_files(root, split):
-        if path.exists():
-            report.fine.append(f"{path} is there")
-        else:
-            report.problems.append(f"{path} is missing")
-            sources += entry.sources_of(path.name)
-    report.notes += [f"to get {source}" for source in dict.fromkeys(sources)]
+    missing = entry.missing(root, split)
+    report.fine += [f"{path} is there" for path in entry.needed_files(root, split) if path not in missing]
+    report.problems += [f"{path} is missing" for path in missing]
+    sources = dict.fromkeys(source for path in missing for source in entry.sources_of(path.name))
+    report.notes += [f"to get {source}" for source in sources]
 
 
 def _note_numbers(dataset: Dataset, entry: Entry | None, report: Report) -> None:

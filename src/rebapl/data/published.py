@@ -42,6 +42,11 @@ class Entry:
         lists = [_list_file(self, root, name) for name in self.lists] if split is None else []
         return [root / self.folder / self.images, *lists]
 
+    def missing(self, root: Path, split: str | None = None) -> list[Path]:
+        """Those of the `needed_files` that do not exist."""
+        needed = self.needed_files(root, split)
+        return [path for path in needed if not (path.is_file() if path.name in self.lists else path.is_dir())]
+
 
 PUBLISHED: dict[str, Entry] = {
     name: Entry(name, **about) for name, about in read_yaml(Path(__file__).with_name("published.yaml")).items()
@@ -53,12 +58,10 @@ def load_published(entry: Entry, root: Path, split: str | None = None, template:
     """Load a published data set below `root`. `split` is another split file: its name in the folder, or its path."""
     folder = root / entry.folder
     images = folder / entry.images
-    _refuse_missing(entry, root, images)
+    _refuse(entry, root, entry.missing(root, split))
     if split is not None:
         splits = read_split(named_split(folder, split), repeats=True)
     else:
-        for name in entry.lists:
-            _refuse_missing(entry, root, _list_file(entry, root, name))
         splits = _READERS[entry.layout](entry, root)
         classes = len({item.label for items in splits for item in items})
         if classes != entry.classes:
@@ -76,13 +79,12 @@ def _list_file(entry: Entry, root: Path, name: str) -> Path:
     return shared if name == "classnames.txt" and not own.exists() and shared.exists() else own
 
 
-def _refuse_missing(entry: Entry, root: Path, path: Path) -> None:
-    """Refuse a data set in which the list or the folder of images at `path` is missing."""
-    if path.is_file() if path.name in entry.lists else path.is_dir():
-        return
-    never = " Splits are never made up." if path.name in entry.lists and path.name != "classnames.txt" else ""
-    whence = "; ".join(entry.sources_of(path.name))
-    raise UserError(f"{entry.title} is not complete below {root}: there is no {path}. To get it: {whence}.{never}")
+def _refuse(entry: Entry, root: Path, missing: Sequence[Path]) -> None:
+    """Refuse a data set of which lists or folders of images are missing. The error is about the first of them."""
+    for path in missing:
+        never = " Splits are never made up." if path.name in entry.lists and path.name != "classnames.txt" else ""
+        whence = "; ".join(entry.sources_of(path.name))
+        raise UserError(f"{entry.title} is not complete below {root}: there is no {path}. To get it: {whence}.{never}")
 
 
 def _split_file(entry: Entry, root: Path) -> Splits:
@@ -114,8 +116,7 @@ def _imagenet(entry: Entry, root: Path) -> Splits:
     So there are no validation images, because settings must not be chosen on images that are tested later.
     """
     images, names = root / entry.folder / entry.images, _class_names(entry, root)
-    for part in ("train", "val"):
-        _refuse_missing(entry, root, images / part)
+    _refuse(entry, root, [images / part for part in ("train", "val") if not (images / part).is_dir()])
     return Splits(_class_folders(images, "train/", names), [], _class_folders(images, "val/", names))
 
 

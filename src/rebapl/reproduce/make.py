@@ -113,6 +113,5 @@ def missing_data(configs: Iterable[RunConfig], root: Path | None) -> list[str]:
         if folder is None:
             lines.append(f"{data}: no --root is given")
         else:
-            needed = PUBLISHED[data].needed_files(folder, split)
-            lines += [f"{data}: there is no {path}" for path in needed if not path.exists()]
+            lines += [f"{data}: there is no {path}" for path in PUBLISHED[data].missing(folder, split)]
     return lines
