@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rebapl.data.catalogue import data_root, is_own, load_dataset, own_path
+from rebapl.data.catalogue import is_own, load_dataset, own_path
 from rebapl.data.dataset import SPLITS, Dataset, Item
 from rebapl.data.images import walk_images
-from rebapl.data.published import NAME_RULES, PUBLISHED, Entry, names_by_label
+from rebapl.data.published import NAME_RULES, PUBLISHED, Entry, data_root, names_by_label
 from rebapl.data.workers import in_threads, portions
 from rebapl.errors import UserError
 from rebapl.wording import few

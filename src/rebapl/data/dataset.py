@@ -13,16 +13,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from PIL import Image
 
-from rebapl.data.features import StoredFeatures
 from rebapl.data.images import as_rgb, image_sha256
 from rebapl.data.workers import in_threads
 from rebapl.errors import UserError
 from rebapl.files import read_json, write_atomically
 from rebapl.wording import few
+
+if TYPE_CHECKING:
+    from rebapl.data.features import StoredFeatures
 
 SPLITS = ("train", "val", "test")
 

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rebapl.data.catalogue import given_root
-from rebapl.data.published import PUBLISHED
+from rebapl.data.published import PUBLISHED, given_root
 from rebapl.data.task import targets_of
 from rebapl.errors import UserError
 from rebapl.files import read_json, write_atomically, write_json
