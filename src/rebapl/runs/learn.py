@@ -134,7 +134,7 @@ class Lesson:
     def unmeasured(self) -> list[str]:
         """The classes with a single image, which is always used for training and never held out."""
         counts = Counter(item.class_name for item in without_copies(self.dataset, self.dataset.items))
-        return [] if self.dataset.test else [name for name, count in counts.items() if count == 1]
+        return [name for name, count in counts.items() if count == 1]
 
     def held_out(self, fold: str) -> Part:
         """The images of a fold."""
