@@ -90,10 +90,15 @@ def test_selection_takes_the_settings_published_for_base_to_novel() -> None:
     assert first["mix"] == 0.2
 
 
-def test_where_nothing_is_learned_the_inference_does_not_matter() -> None:
-    folders = {run_folder(changed(method="zero-shot", inference=name), Path()).name for name in ("mle", "rebapl")}
+def test_where_nothing_is_learned_in_steps_an_inference_acts_or_is_refused() -> None:
+    folders = {run_folder(changed(method="zero-shot", inference=name), Path()).name for name in ("mle", None)}
     assert len(folders) == 1
     assert folders.pop().startswith("digits-zero-shot-none-s1-")
+    views = changed(method="zero-shot", inference="tta")
+    assert run_folder(views, Path()).name.startswith("digits-zero-shot-tta-s1-")
+    assert views.resolved().settings["inference"] == {"name": "tta", "views": 3}
+    with pytest.raises(UserError, match="'zero-shot' learns nothing in steps, so 'rebapl' would do nothing: leave"):
+        changed(method="zero-shot", inference="rebapl").resolved()
 
 
 def test_a_local_backbone_is_known_by_its_content_wherever_it_lies(tmp_path: Path) -> None:

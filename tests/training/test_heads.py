@@ -17,6 +17,7 @@ from rebapl.evaluation.tasks import evaluate
 from rebapl.interruption import Interrupted
 from rebapl.learners import METHODS
 from rebapl.posterior import load_posterior, save_posterior
+from rebapl.sampling import PRESETS
 from rebapl.training import fit
 
 HEADS = [name for name, method in METHODS.items() if method.learner.learns_from_features]
@@ -139,11 +140,33 @@ def test_laplace_draws_from_the_posterior_of_a_closed_form(
 
 def test_a_closed_form_takes_the_number_of_its_draws_alone(mini: DualEncoder, task: Task) -> None:
     for changes in ({"epochs": 3}, {"inference_settings": {"laplace.structure": "full"}}):
-        with pytest.raises(UserError, match=r"of the settings of 'laplace' it has inference\.laplace\.samples alone"):
+        alone = r"of the settings of 'laplace' it has inference\.views and inference\.laplace\.samples alone"
+        with pytest.raises(UserError, match=alone):
             fit(task, mini, "gda", "laplace", **changes)
     with pytest.raises(UserError, match=r"inference\.laplace\.samples"):
         fit(task, mini, "proker", "laplace", inference_settings={"laplace.samples": 0})
-    assert len(fit(task, mini, "tip-adapter", "laplace")) == 1, "it has no posterior"
+
+
+@pytest.mark.parametrize("method", ["zero-shot", "gda", "proker", "tip-adapter"])
+def test_without_training_steps_several_views_act_and_other_inferences_are_refused(
+    mini: DualEncoder, task: Task, tmp_path: Path, method: str
+) -> None:
+    alone, several = fit(task, mini, method), fit(task, mini, method, "tta")
+    assert (several.views, several.about["inference"]) == (3, {"name": "tta", "views": 3})
+    views = torch.randint(256, (3, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    expected = alone.with_views(3).predict_views(views).probabilities
+    again = load_posterior(save_posterior(several, tmp_path / "posterior"), mini)
+    for posterior in (several, again, fit(task, mini, method, inference_settings={"views": 3})):
+        assert torch.equal(posterior.predict_views(views).probabilities, expected)
+    assert not torch.equal(alone.predict_views(views).probabilities, expected)
+    with pytest.raises(UserError, match=r"inference\.views is 0: it must be at least 1"):
+        fit(task, mini, method, "tta", inference_settings={"views": 0})
+    known = ("laplace",) if method in ("gda", "proker") else ()
+    for inference in PRESETS:
+        if inference not in ("mle", "tta", *known):
+            says = f"'{method}' learns nothing in steps, so '{inference}' would do nothing: leave .* or take tta"
+            with pytest.raises(UserError, match=says):
+                fit(task, mini, method, inference)
 
 
 def test_the_texts_count_as_examples_of_the_loop(mini: DualEncoder, task: Task) -> None:

@@ -75,7 +75,7 @@ class Training:
         begin, data, examples = time.monotonic(), LabelledImages(task.dataset, task.train.items), None
         if task.dataset.features is not None:
             check_features(self.learner, task.dataset.features)
-            check_views(1 if resolved.inference is None else resolved.inference.views, pixels=False)
+            check_views(resolved.views, pixels=False)
         if self.learner.learns_from_features or task.dataset.features is not None:
             if resolved.inference is not None:
                 self.images = data.fingerprint()  # first, because it may decode the images, which are then at hand
