@@ -12,8 +12,8 @@ import matplotlib
 from fontTools import subset
 from fontTools.ttLib import TTFont
 
-from captioned.glyphs import FACES, FONTS
-from rebapl.data.drawing.letters import CAPITALS, DIGITS, SMALL_LETTERS
+from captioned.glyphs import DIGITS, FACES, FONTS, SMALL_LETTERS
+from rebapl.data.drawing.letters import CAPITALS
 
 for face in FACES:
     font = TTFont(

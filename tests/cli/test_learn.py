@@ -15,8 +15,9 @@ from rebapl.backbones import DualEncoder, features
 from rebapl.cli.commands import app
 from rebapl.errors import UserError
 from rebapl.posterior import Posterior, load_posterior
+from rebapl.runs.config import RunConfig
 from rebapl.runs.folder import changed_files, is_finished, read_config
-from rebapl.runs.learn import _threshold
+from rebapl.runs.learn import Lesson, _threshold
 
 QUICK = ("--backbone", "mini", "--method", "coop", "--inference", "ensemble", "--epochs", "1")
 
@@ -365,6 +366,17 @@ def test_images_that_are_there_to_test_measure_it_and_are_learned_in_the_end() -
     rows = csv.DictReader(Path("runs/photos/held-out.csv").read_text().splitlines())
     assert {Path(row["image"]).parts[0] for row in rows} == {"test"}
     assert len(json.loads(Path("runs/photos/data.json").read_text())["trained"]) == 10
+
+
+def test_a_class_without_an_image_that_could_be_held_out_is_named(tmp_path: Path) -> None:
+    photos = class_folders(tmp_path / "photos" / "test", cat=2, dog=1, emu=1).parent
+    class_folders(photos / "train", cat=2, emu=2)
+    (photos / "train" / "dog").mkdir()
+    shutil.copy(photos / "test/dog/0.png", photos / "train/dog/copy.png")
+    lesson = Lesson.of(RunConfig(str(photos), "tip-adapter-f", backbone="mini"), tmp_path / "out")
+    assert lesson.unmeasured == ["dog"]
+    assert {item.class_name for item in lesson.held_out("test").items} == {"cat", "emu"}
+    assert {item.class_name for item in lesson.tasks["test"].train.items} == {"cat", "dog", "emu"}
 
 
 def test_two_ways_to_say_what_is_learned_are_refused() -> None:

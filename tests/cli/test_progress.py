@@ -1,6 +1,7 @@
 """What commands show of their progress, and what the shell completes."""
 
 import io
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -160,6 +161,9 @@ def test_the_shell_completes_every_name_without_importing_torch(
         (tmp_path / "runs" / name / "config.json").touch()
     assert options.complete_runs("") == options.complete_runs("runs/p") == ["runs/pets", "runs/photos"]
     assert options.complete_runs("ru") == ["runs/"]
+    calls = "".join(f"options.complete_{names}('');" for names in ("methods", "inference", "datasets", "runs"))
+    code = f"import sys; from rebapl.cli import options; {calls} sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_completion_answers_the_shell() -> None:

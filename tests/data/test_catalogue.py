@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from rebapl.data.catalogue import REGISTERED, is_own, load_dataset, register_dataset
+from rebapl.data.catalogue import DATASETS, is_own, load_dataset, register_dataset
 from rebapl.data.dataset import Dataset
 from rebapl.data.task import load_task
 from rebapl.errors import UserError
@@ -16,7 +16,7 @@ def mine() -> Dataset:
 
 @pytest.fixture(autouse=True)
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(REGISTERED, "known", {})
+    monkeypatch.setattr(DATASETS, "known", dict(DATASETS.known))
 
 
 def test_a_registered_data_set_is_found_by_its_name() -> None:
@@ -24,7 +24,7 @@ def test_a_registered_data_set_is_found_by_its_name() -> None:
         load_dataset("mine")
     register_dataset("mine", mine)
     register_dataset("mine", mine)  # as when its module is imported twice
-    assert (load_dataset("mine").name, is_own("mine"), list(REGISTERED)) == ("mine", False, ["mine"])
+    assert (load_dataset("mine").name, is_own("mine"), list(DATASETS)[-1]) == ("mine", False, "mine")
     assert load_dataset("mine", template="the {}").template == "the {}"
     assert load_task("mine", shots=1).dataset.name == "mine"
     with pytest.raises(UserError, match="did you mean 'mine'"):

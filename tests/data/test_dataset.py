@@ -1,11 +1,16 @@
 """Split files: what is written is read, and what would train or score wrongly is refused."""
 
+import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from drawn_folder import draw
+from PIL import Image
 
-from rebapl.data.dataset import Item, Splits, check_key, read_split, refuse_repeats, write_split
+from rebapl.data.batches import LabelledImages
+from rebapl.data.dataset import Dataset, Item, Splits, check_key, read_split, refuse_repeats, write_split
 from rebapl.errors import UserError
 
 GOOD = {
@@ -27,6 +32,34 @@ def test_written_and_read_in_the_published_format(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "split.json").read_text(encoding="utf-8")) == GOOD
     assert read_split(tmp_path / "split.json") == splits
     assert [path.name for path in tmp_path.iterdir()] == ["split.json"]
+
+
+def test_a_checksum_is_that_of_the_file_or_of_the_pixels(tmp_path: Path) -> None:
+    draw(tmp_path / "a.png", tmp_path / "b.jpg")
+    items = [Item("a.png", 0, "cat"), Item("b.jpg", 1, "dog")]
+
+    def load(key: str) -> Image.Image:
+        return Image.open(tmp_path / key).convert("RGB")
+
+    def unused(key: str) -> Image.Image:
+        raise AssertionError(f"{key} was decoded")
+
+    files = Dataset("pets", "a {}.", items, [], [], unused, folder=tmp_path)
+    assert files.checksum("a.png") == hashlib.sha256((tmp_path / "a.png").read_bytes()).hexdigest()
+    with pytest.raises(UserError, match=r"c\.png: no such image"):
+        files.checksum("c.png")
+    drawn = Dataset("pets", "a {}.", items, [], [], load)
+    pixels = hashlib.sha256(load("b.jpg").tobytes()).hexdigest()
+    assert drawn.checksum("b.jpg") == replace(drawn, load=unused).checksum("b.jpg", load("b.jpg")) == pixels
+    again, moved = (LabelledImages(files, chosen).fingerprint() for chosen in (items, items[::-1]))
+    assert again == LabelledImages(files, items).fingerprint() != moved
+
+
+def test_class_names_are_made_once() -> None:
+    items = [Item("a.png", 1, "dog"), Item("b.png", 0, "cat")]
+    data = Dataset("pets", "a {}.", items, [], [], lambda _: Image.new("RGB", (4, 4)))
+    assert data.class_names == ["cat", "dog"]
+    assert data.class_names is data.class_names
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from PIL import Image
 
 from rebapl.data import dataset as dataset_module
 from rebapl.data.catalogue import load_dataset
-from rebapl.data.own_images import SPLIT_FILE
+from rebapl.data.own_images import SPLIT_FILE, has_classes, is_flat, passed_over
 from rebapl.data.task import load_task
 from rebapl.errors import UserError
 from rebapl.files import NotWrittenError
@@ -37,6 +37,21 @@ def test_split_folders_are_read_as_they_lie(tmp_path: Path) -> None:
     assert dataset.load(dataset.test[3].key).size == (10, 8)
     assert (dataset.name, dataset.template, dataset.folder) == (tmp_path.name, "a photo of a {}.", tmp_path)
     assert not (tmp_path / SPLIT_FILE).exists()
+
+
+def test_hidden_images_beside_class_folders_change_nothing(tmp_path: Path) -> None:
+    """macOS writes a file such as `._x.jpg` for each file that it copies to a disk of another system."""
+    for part in ("train", "test"):
+        class_folders(tmp_path / part, cat=3, dog=3)
+        draw(tmp_path / part / "._x.jpg", tmp_path / part / "cat" / "._0.jpg")
+    dataset = load_dataset(str(tmp_path))
+    assert dataset.class_names == ["cat", "dog"]
+    assert (len(dataset.train), len(dataset.test)) == (6, 6)
+    assert passed_over(tmp_path / "train") == ""
+    assert has_classes(tmp_path / "train")
+    (tmp_path / "flat").mkdir()
+    draw(tmp_path / "flat" / "._x.jpg")
+    assert not is_flat(tmp_path / "flat")
 
 
 def test_class_folders_are_split_once_by_the_rule(tmp_path: Path) -> None:

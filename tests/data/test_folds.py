@@ -97,3 +97,22 @@ def test_copies_of_test_images_are_not_trained_on_where_these_are_asked(tmp_path
     train, test = ({(photos / item.key).read_bytes() for item in items} for items in (part.train, part.test))
     assert (len(dataset.train), len(test)) == (7, 4)
     assert not train & test
+
+
+def test_a_class_whose_training_images_are_all_copies_of_its_test_images_is_still_learned(tmp_path: Path) -> None:
+    photos = class_folders(tmp_path / "photos" / "test", cat=2, dog=1, emu=1).parent
+    class_folders(photos / "train", emu=2)
+    for photo in ("cat/0.png", "cat/1.png", "dog/0.png"):
+        (photos / "train" / photo).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(photos / "test" / photo, photos / "train" / photo)
+    dataset = load_dataset(str(photos), whole=True)
+    assert folds_for(dataset) == ["test"]
+    part = folded(dataset, "test")
+    assert [item.key for item in part.test] == ["test/cat/1.png", "test/emu/0.png"], "one of each class is left"
+    assert {item.class_name for item in part.train} == {"cat", "dog", "emu"}
+    contents = [{(photos / item.key).read_bytes() for item in items} for items in (part.train, part.test)]
+    assert not contents[0] & contents[1]
+    for folder in ("train", "test"):
+        shutil.rmtree(photos / folder / "emu")
+        (photos / folder / "cat" / "1.png").unlink()
+    assert folds_for(load_dataset(str(photos), whole=True)) == [], "no class has two images"

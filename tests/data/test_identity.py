@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from drawn_folder import class_folders, draw
 
-from rebapl.data import identity as module
 from rebapl.data.catalogue import load_dataset
 from rebapl.data.dataset import Dataset
 from rebapl.data.identity import changes, identity, recorded_images, touched
@@ -54,6 +53,6 @@ def test_no_content_is_read_where_times_are_the_same(tmp_path: Path, monkeypatch
     photos = class_folders(tmp_path, cat=2, dog=2)
     data = whole(photos)
     recorded = recorded_images(data, data.train)
-    monkeypatch.setattr(module, "sha256", None)
+    monkeypatch.setattr(Dataset, "checksum", None)
     assert identity(data)
     assert changes(recorded, data) is None

@@ -9,7 +9,7 @@ import pytest
 from drawn_published import make_fixture
 from PIL import Image
 
-from rebapl.data.catalogue import REGISTERED
+from rebapl.data.catalogue import DATASETS, Made
 from rebapl.data.dataset import Dataset, Item
 from rebapl.data.task import PROTOCOLS, TARGETS, load_task, part_names, targets_of
 from rebapl.errors import UserError
@@ -131,7 +131,7 @@ def test_one_class_is_no_task(protocol: str) -> None:
 
 
 def test_a_target_without_test_images_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(REGISTERED.known, "untested", lambda: replace(toy(), test=[]))
+    monkeypatch.setitem(DATASETS.known, "untested", Made("untested", lambda: replace(toy(), test=[]), "registered"))
     with pytest.raises(UserError, match="target 'untested' has no test images"):
         load_task("digits", protocol="cross-dataset", targets=["untested"])
 

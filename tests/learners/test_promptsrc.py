@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from rebapl.errors import UserError
-from rebapl.learners.deep import StatesWithFeatures
 
 
 def test_evaluation_does_not_run_the_frozen_model(
@@ -21,7 +20,7 @@ def test_evaluation_does_not_run_the_frozen_model(
     monkeypatch.setattr(tower, "run", lambda *arguments: passes.append(1) or run(*arguments))
     output = learner(images)
     assert len(passes) == 1
-    assert not isinstance(learner.frozen(images), StatesWithFeatures)
+    assert learner.frozen(images).features is None
     with pytest.raises(UserError, match=r"training mode only: call learner.train\(\)"):
         learner.loss(output, labels)
     learner.train()(images)

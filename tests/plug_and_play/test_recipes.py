@@ -9,7 +9,7 @@ import pytest
 import torch
 from pages import blocks, run_code
 
-from rebapl.data.catalogue import REGISTERED
+from rebapl.data.catalogue import DATASETS
 from rebapl.errors import UserError
 from rebapl.learners import METHODS, published
 from rebapl.posterior import Posterior, load_posterior, save_posterior
@@ -71,11 +71,11 @@ class TestALearnerOfYourOwn:
 
 @pytest.fixture(scope="module")
 def named_recipe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    before = dict(DISTANCES.known), dict(PRESETS.known), dict(REGISTERED.known)
+    before = dict(DISTANCES.known), dict(PRESETS.known), dict(DATASETS.known)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("named"))
         yield run("A distance, a preset and a data set of your own")
-    for known, old in zip((DISTANCES.known, PRESETS.known, REGISTERED.known), before, strict=True):
+    for known, old in zip((DISTANCES.known, PRESETS.known, DATASETS.known), before, strict=True):
         known.clear()
         known.update(old)
 

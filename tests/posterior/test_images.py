@@ -129,8 +129,7 @@ def test_portions_are_read_when_they_are_asked_for(make: Any, tmp_path: Path, mo
     for seed in range(5):
         picture(seed).save(tmp_path / f"{seed}.png")
     read: list[str] = []
-    read_image = module.read_image
-    monkeypatch.setattr(module, "read_image", lambda path: (read.append(path.name), read_image(path))[1])
+    monkeypatch.setattr("rebapl.data.images.read_image", lambda path: (read.append(path.name), read_image(path))[1])
     posterior = make("coop")
     whole = posterior.predict(tmp_path)
     read.clear()

@@ -14,7 +14,8 @@ from rebapl.reproduce import toy, toy_figures
 from rebapl.reproduce.paper_table import Context
 from rebapl.reproduce.suites import MINI
 from rebapl.reproduce.targets import PAPER_TARGETS
-from rebapl.repulsion import Absolute, Inverse, Repulsion, weights
+from rebapl.repulsion import Inverse, Repulsion, weights
+from rebapl.repulsion.force import Absolute
 
 NONE, GOOD, TOO_STRONG = toy.SETTINGS
 

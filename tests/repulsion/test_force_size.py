@@ -7,18 +7,8 @@ import torch
 from small_problem import Problem
 
 from rebapl.errors import UserError
-from rebapl.repulsion import (
-    DISTANCES,
-    POTENTIALS,
-    Absolute,
-    Capped,
-    Fading,
-    Force,
-    Inverse,
-    Normalised,
-    Repulsion,
-    squared_distance,
-)
+from rebapl.repulsion import DISTANCES, Fading, Inverse, Repulsion, squared_distance
+from rebapl.repulsion.force import POTENTIALS, Absolute, Capped, Force, Normalised
 from rebapl.repulsion.repulsion import AT_ONCE
 
 ALL = list(DISTANCES)

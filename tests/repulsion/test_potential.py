@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from rebapl.errors import UserError
-from rebapl.repulsion import DISTANCES, POTENTIALS, Inverse
+from rebapl.repulsion import DISTANCES, Inverse
+from rebapl.repulsion.force import POTENTIALS
 from rebapl.repulsion.memory import Memory
 
 NAMES = list(POTENTIALS)

@@ -9,18 +9,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from rebapl.errors import UserError
-from rebapl.repulsion import (
-    DISTANCES,
-    MMD,
-    Absolute,
-    Fading,
-    Inverse,
-    Log,
-    Repulsion,
-    kick,
-    requires_dependence,
-    weights,
-)
+from rebapl.repulsion import DISTANCES, MMD, Fading, Inverse, Repulsion, kick, requires_dependence, weights
+from rebapl.repulsion.force import Absolute, Log
 
 ALL = list(DISTANCES)
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rebapl.errors import UserError
-from rebapl.repulsion import median_bandwidth, stein_direction, stein_feature_direction
+from rebapl.repulsion import stein_direction
+from rebapl.repulsion.stein import median_bandwidth
 
 
 def particles(count: int, d: int, seed: int = 0) -> Tensor:
@@ -28,25 +28,6 @@ def test_direction_matches_a_double_loop() -> None:
     torch.testing.assert_close(stein_direction(theta, gradients), expected)
 
 
-def test_feature_direction_matches_a_double_loop() -> None:
-    """Different nonlinear features per particle: ∇ at θ_j is not minus ∇ at θ_i, unlike in weight space."""
-    theta, gradients, inputs = particles(4, 3), particles(4, 3, seed=1), particles(5, 3, seed=2)
-
-    def features(w: Tensor) -> Tensor:
-        return torch.stack([(inputs @ w).tanh(), inputs @ w.square()], dim=1)
-
-    leaves = [[row[:1].clone().requires_grad_(), row[1:].clone().requires_grad_()] for row in theta]
-    clouds = torch.stack([features(torch.cat(leaf)) for leaf in leaves])
-    ours = stein_feature_direction(clouds, leaves, gradients, bandwidth=0.8)
-    expected = torch.zeros_like(theta)
-    for i in range(4):
-        for j in range(4):
-            moving = theta[j].clone().requires_grad_()
-            k = torch.exp(-(features(moving) - features(theta[i])).square().sum(1).mean() / 0.8)
-            expected[i] += (k.detach() * gradients[j] + torch.autograd.grad(k, moving)[0]) / 4
-    torch.testing.assert_close(ours, expected)
-
-
 @pytest.mark.parametrize("d", [1, 2])
 def test_particles_settle_on_a_gaussian(d: int) -> None:
     """Deterministic from its start, so no false alarms. SVGD is known to fall a little short in variance."""
@@ -65,8 +46,3 @@ def test_coincident_particles_and_one_alone() -> None:
     torch.testing.assert_close(stein_direction(together, together), together)
     alone = particles(1, 4)
     torch.testing.assert_close(stein_direction(alone, 2 * alone), 2 * alone)
-
-
-def test_shapes_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(UserError, match=r"particles \(3, 2\) and gradients \(3, 4\)"):
-        stein_direction(torch.ones(3, 2), torch.ones(3, 4))

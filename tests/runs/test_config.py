@@ -62,6 +62,16 @@ def test_what_changes_the_numbers_changes_the_name(other: RunConfig) -> None:
     assert other.hash() != CONFIG.hash()
 
 
+def test_a_folder_with_the_name_of_a_published_data_set_has_no_settings_of_it(tmp_path: Path) -> None:
+    folder = class_folders(tmp_path / "eurosat", cat=3, dog=3, emu=3, fox=3)
+    own = RunConfig(str(folder), "promptsrc", protocol="few-shot", backbone="mini")
+    averaging = {
+        name: config.resolved().training.inference.averaging
+        for name, config in (("own", own), *((data, own.changed(data=data)) for data in ("caltech101", "eurosat")))
+    }
+    assert averaging["own"] == averaging["caltech101"] != averaging["eurosat"]
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_both_transfers_of_imagenet_are_one_training(method: str) -> None:
     cross = RunConfig("imagenet", method, protocol="cross-dataset", backbone="mini")
@@ -80,10 +90,15 @@ def test_selection_takes_the_settings_published_for_base_to_novel() -> None:
     assert first["mix"] == 0.2
 
 
-def test_where_nothing_is_learned_the_inference_does_not_matter() -> None:
-    folders = {run_folder(changed(method="zero-shot", inference=name), Path()).name for name in ("mle", "rebapl")}
+def test_where_nothing_is_learned_in_steps_an_inference_acts_or_is_refused() -> None:
+    folders = {run_folder(changed(method="zero-shot", inference=name), Path()).name for name in ("mle", None)}
     assert len(folders) == 1
     assert folders.pop().startswith("digits-zero-shot-none-s1-")
+    views = changed(method="zero-shot", inference="tta")
+    assert run_folder(views, Path()).name.startswith("digits-zero-shot-tta-s1-")
+    assert views.resolved().settings["inference"] == {"name": "tta", "views": 3}
+    with pytest.raises(UserError, match="'zero-shot' learns nothing in steps, so 'rebapl' would do nothing: leave"):
+        changed(method="zero-shot", inference="rebapl").resolved()
 
 
 def test_a_local_backbone_is_known_by_its_content_wherever_it_lies(tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ def test_rows_hold_what_the_tower_gives_and_where_it_comes_from(
     np.testing.assert_allclose(stored.astype(np.float64), tower(mini, files), atol=close)
     about = json.loads((out / "_about.json").read_text())
     assert (about["fingerprint"], about["rows"], about["shards"]) == (mini.fingerprint, 12, 3)
+    assert about["own"], "the name of the folder is not that of a published data set"
 
 
 def test_float16_is_float32_rounded(mini: DualEncoder, folder: Path, tmp_path: Path) -> None:

@@ -17,8 +17,10 @@ from rebapl.data.batches import TrainBatches
 from rebapl.data.task import load_task
 from rebapl.errors import UserError
 from rebapl.learners import METHODS
-from rebapl.repulsion import Absolute, Capped, Fading, Normalised
-from rebapl.sampling import Chain, Inference, NonFiniteError, Repelling
+from rebapl.repulsion import Fading
+from rebapl.repulsion.force import Absolute, Capped, Normalised
+from rebapl.sampling import Chain, Inference, NonFiniteError
+from rebapl.sampling.settings import Repelling
 from rebapl.training.fit import Training
 from rebapl.training.resolution import resolve_training
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from rebapl.compiled import compiling, is_compiling
 from rebapl.errors import UserError
-from rebapl.repulsion import Absolute, Fading, Normalised
-from rebapl.sampling import SGHMC, Adaptive, Chain, Inference, NonFiniteError, Repelling
+from rebapl.repulsion import Fading
+from rebapl.repulsion.force import Absolute, Normalised
+from rebapl.sampling import SGHMC, Adaptive, Chain, Inference, NonFiniteError
+from rebapl.sampling.settings import Repelling
 
 from .toy import ToyLearner, batches, data
 
@@ -41,6 +44,29 @@ def test_samples_come_from_each_cycle_and_hold_only_what_is_learned():
     assert set(samples[0].parameters) == {"image", "text"}
     assert all(x.dtype == torch.float32 and not x.requires_grad for x in samples[0].parameters.values())
     assert len(values(samples).unique(dim=0)) == 6
+
+
+@pytest.mark.parametrize(
+    ("outside", "given", "compiled"),
+    [
+        (False, None, False),  # a short run on a CPU does not compile by itself
+        (False, True, True),
+        (True, None, True),
+        (True, False, False),
+    ],
+)
+def test_a_chain_that_was_not_told_whether_to_compile_keeps_an_outer_decision(outside, given, compiled):
+    seen = []
+
+    class Asking(ToyLearner):
+        def loss(self, output, labels):
+            seen.append(is_compiling())
+            return super().loss(output, labels)
+
+    run = chain(learner=Asking(), compile=given)
+    with compiling(outside):
+        run.step()
+    assert seen == [compiled]
 
 
 def test_reference_images_ride_in_the_same_pass_only_while_the_repulsion_acts():

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from rebapl.sampling import SGHMC, SGLD, CyclicalSchedule, Diagnostics
+from rebapl.sampling import SGHMC, SGLD, CyclicalSchedule
+from rebapl.sampling.diagnostics import Diagnostics
 
 from .conftest import Z
 

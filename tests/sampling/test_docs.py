@@ -8,7 +8,8 @@ import pytest
 import torch
 from pages import blocks, run_code, text_of
 
-from rebapl.repulsion import DISTANCES, FORCES, POTENTIALS
+from rebapl.repulsion import DISTANCES
+from rebapl.repulsion.force import FORCES, POTENTIALS
 from rebapl.sampling import PRESETS, Inference
 from rebapl.sampling.settings import SAMPLERS
 

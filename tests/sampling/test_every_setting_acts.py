@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from rebapl.errors import UserError
-from rebapl.repulsion import DISTANCES, FORCES, POTENTIALS
+from rebapl.repulsion import DISTANCES
+from rebapl.repulsion.force import FORCES, POTENTIALS
 from rebapl.sampling import PRESETS, SVGD, Chain, Inference, mass_matrix, preset, rule
 from rebapl.sampling.settings import (
     CURVES,
@@ -90,7 +91,6 @@ NEEDED = {"lr": 0.02, "strength": 0.05, "temperature": 0.1}
 
 
 THREE = {"chains": 2, "cycles": 3}  # three cycles, so that the samples of all earlier ones are not only the previous
-FEATURES = {"sampler.space": "image", "sampler.images": 6, "sampler.pool": 16}
 BASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     **{name: (name, "sgd", {}) for name in PRESETS},
     "mle, adamw": ("mle", "adamw", {}),
@@ -99,7 +99,7 @@ BASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     # fields that no preset uses, or uses only in a form in which the others are refused
     "a prior": ("csghmc", "sgd", {"sampler.weight_decay": 0.0, "sampler.prior_std": 0.2, "sampler.center": "init"}),
     "burn-in": ("csgld", "adamw", {"sampler.weight_decay": 0.0, "sampler.prior_std": 0.2, "sampler.center": "init"}),
-    "features": ("svgd", "sgd", {**FEATURES, "sampler.weight_decay": 0.0, "sampler.prior_std": 0.2}),
+    "a prior of particles": ("svgd", "sgd", {"sampler.weight_decay": 0.0, "sampler.prior_std": 0.2}),
     "adaptive": (
         "ensemble",
         "sgd",
@@ -241,9 +241,11 @@ def literals(tree: dict[str, Any], path: tuple[str, ...]) -> list[str]:
 def samples(values: dict[str, Any]) -> Iterator[torch.Tensor]:
     """The samples (d,) of a short run with these settings, one after the other."""
     inference = Inference(**values)
-    given = {"num_data": 40, "steps_per_epoch": STEPS_PER_EPOCH, "reference": data()[0]}
+    given = {"num_data": 40, "steps_per_epoch": STEPS_PER_EPOCH}
     loop: Any = SVGD if inference.sampler.kind == "svgd" else Chain
-    if loop is Chain and inference.adaptive is not None:
+    if loop is Chain:
+        given["reference"] = data()[0]
+    if inference.adaptive is not None:
         given["held_out"] = data(20, seed=5)
     size = RECIPES["sgd"].batch
     run = loop(ToyLearner(), inference, lambda step: batches(step, size), **given)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rebapl.repulsion import Absolute, Capped, Fading, Force, Inverse, Normalised, Printed, Repulsion
+from rebapl.repulsion import Fading, Inverse, Repulsion
+from rebapl.repulsion.force import Absolute, Capped, Force, Normalised, Printed
 from rebapl.repulsion.repulsion import Term
-from rebapl.sampling import Chain, Inference, Repelling
+from rebapl.sampling import Chain, Inference
+from rebapl.sampling.settings import Repelling
 
 from .toy import ToyLearner, ToyOutput, data
 from .toy import batches as toy_batches

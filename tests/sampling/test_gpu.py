@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rebapl.sampling import SGHMC, Chain, Inference, Repelling
+from rebapl.sampling import SGHMC, Chain, Inference
+from rebapl.sampling.settings import Repelling
 
 from .toy import ToyLearner, batches, data
 

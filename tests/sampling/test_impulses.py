@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from rebapl.errors import UserError
-from rebapl.repulsion import Absolute, Fading, Inverse, Repulsion
-from rebapl.sampling import SGHMC, Repelling
+from rebapl.repulsion import Fading, Inverse, Repulsion
+from rebapl.repulsion.force import Absolute
+from rebapl.sampling import SGHMC
+from rebapl.sampling.settings import Repelling
 
 from .test_force_in_the_loop import EPSILON, STEPS, chain, start_beside_the_sample
 

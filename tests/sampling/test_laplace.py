@@ -1,5 +1,7 @@
 """Laplace's approximation against closed forms, SciPy, laplace-torch and the sampler."""
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -75,7 +77,7 @@ def matrix(curvature: Curvature) -> np.ndarray:
 
 
 def found(learner: Probe, x: Tensor, structure: str) -> Curvature:
-    return curvature_of(learner, dict(learner.named_parameters()), iter([x]), structure, torch.Generator())[0]
+    return curvature_of(learner, dict(learner.named_parameters()), iter([x]), len(x), structure, torch.Generator())
 
 
 def test_the_full_curvature_is_the_formula(points: tuple[Tensor, Tensor]) -> None:
@@ -118,7 +120,7 @@ def test_labels_that_are_drawn_give_the_diagonal_on_average(
     learner, stream, images = Probe(), torch.Generator().manual_seed(5), points[0][:8]
     parameters = dict(learner.named_parameters())
     many = torch.stack(
-        [curvature_of(learner, parameters, iter([images]), "diagonal", stream)[0].eigenvalues for _ in range(200)]
+        [curvature_of(learner, parameters, iter([images]), 8, "diagonal", stream).eigenvalues for _ in range(200)]
     )
     expected = torch.tensor(np.diag(dense(learner, images)))
     assert ((many.mean(0) - expected).abs() < 5 * many.std(0) / 200**0.5 + 1e-9).all()
@@ -131,6 +133,27 @@ def test_kronecker_factors_are_the_mean_and_the_sum(points: tuple[Tensor, Tensor
     expected = np.kron(of_classes, x.numpy().astype(float).T @ x.numpy().astype(float))
     np.testing.assert_allclose(matrix(found(learner, x, "kronecker")), expected, atol=1e-5)
     np.testing.assert_allclose(softmax_curvature(torch.tensor(p)), of_classes, atol=1e-12)
+
+
+@pytest.mark.parametrize("structure", ["full", "diagonal", "kronecker"])
+def test_one_batch_is_in_memory_at_a_time(points: tuple[Tensor, Tensor], structure: str) -> None:
+    """Each batch is passed through the learner before the next one is made, and together they give the whole."""
+    events: list[str] = []
+
+    class Noting(LinearProbe):
+        def forward(self, x: Tensor) -> Any:
+            events.append("pass")
+            return super().forward(x)
+
+    def made() -> Iterator[Tensor]:
+        for batch in points[0].split(N // 4):
+            events.append("batch")
+            yield batch
+
+    learner = Noting()
+    parts = curvature_of(learner, dict(learner.named_parameters()), made(), N, structure, torch.Generator())
+    assert [event for event, _ in itertools.groupby(events)] == ["batch", "pass"] * 4
+    np.testing.assert_allclose(matrix(parts), matrix(found(LinearProbe(), points[0], structure)), atol=1e-6)
 
 
 def test_one_image_makes_the_kronecker_form_exact(points: tuple[Tensor, Tensor]) -> None:
@@ -194,7 +217,7 @@ def test_samples_lie_around_the_mode_with_the_precision_of_the_recipe(points: tu
     parameters = dict(learner.named_parameters())
     many = draws(
         learner, parameters, iter([points[0]]), Laplace(samples=4000, prior="recipe"),
-        num_data=N, decay=0.05, stream=torch.Generator().manual_seed(0),
+        images=N, num_data=N, decay=0.05, stream=torch.Generator().manual_seed(0),
     )  # fmt: skip
     rows = torch.stack([each["weight"].flatten() for each in many]).numpy().astype(float)
     expected = np.linalg.inv(dense(learner, points[0]) + 0.05 * N * np.eye(C * D))
@@ -203,7 +226,7 @@ def test_samples_lie_around_the_mode_with_the_precision_of_the_recipe(points: tu
     ).all()
     np.testing.assert_allclose(np.diag(np.cov(rows.T)), np.diag(expected), rtol=6 * np.sqrt(2 / 4000))
     with pytest.raises(UserError, match="take 'evidence'"):
-        draws(learner, parameters, iter([points[0]]), Laplace(prior="recipe"), num_data=N, decay=0.0,
+        draws(learner, parameters, iter([points[0]]), Laplace(prior="recipe"), images=N, num_data=N, decay=0.0,
               stream=torch.Generator())  # fmt: skip
 
 

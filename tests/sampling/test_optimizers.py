@@ -9,14 +9,15 @@ import torch
 
 from rebapl.sampling import SGHMC, SGLD, Inference
 from rebapl.sampling.schedule import build_burn_in, build_optimizer
-from rebapl.sampling.settings import SGHMCSettings
 
 N = 50
 
 
 def burner(start: torch.Tensor, **prior):
+    """A parameter, its sampler, and the burn-in of this sampler."""
     theta = torch.nn.Parameter(start.clone())
-    return theta, build_burn_in(SGHMCSettings(lr=0.1, burn_in=1.0, **prior), [theta], N)
+    sampler = SGHMC([theta], lr=0.1, num_data=N, **prior)
+    return theta, sampler, build_burn_in(sampler)
 
 
 PRIORS = [
@@ -31,7 +32,7 @@ PRIORS = [
 def test_with_a_loss_it_is_adamw_by_hand(prior):
     """θ ← θ − lr·(wd·(θ − θ₀) + m̂/(√v̂ + 1e-8)), with Adam's usual averages (.9, .999)."""
     start = torch.tensor([2.0, -1.0, 0.5], dtype=torch.float64)
-    theta, adamw = burner(start, **prior)
+    theta, _, adamw = burner(start, **prior)
     decay = 0.5 if prior else 0.0
     center = start if prior.get("center") else torch.zeros(3, dtype=torch.float64)
     x, m, v = start.clone(), torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
@@ -45,7 +46,7 @@ def test_with_a_loss_it_is_adamw_by_hand(prior):
 
 
 def test_a_parameter_without_a_gradient_is_not_pulled():
-    theta, adamw = burner(torch.ones(2), prior_std=0.2, center="init")
+    theta, _, adamw = burner(torch.ones(2), prior_std=0.2, center="init")
     with torch.no_grad():
         theta += 3.0
     adamw.step()
@@ -53,9 +54,10 @@ def test_a_parameter_without_a_gradient_is_not_pulled():
 
 
 def test_a_restored_burn_in_pulls_to_where_the_first_one_began():
-    theta, adamw = burner(torch.ones(2), prior_std=0.2, center="init")
-    other, restored = burner(torch.full((2,), 7.0), prior_std=0.2, center="init")
+    theta, sampler, adamw = burner(torch.ones(2), prior_std=0.2, center="init")
+    other, restored_sampler, restored = burner(torch.full((2,), 7.0), prior_std=0.2, center="init")
     restored.load_state_dict(copy.deepcopy(adamw.state_dict()))
+    restored_sampler.load_state_dict(copy.deepcopy(sampler.state_dict()))
     with torch.no_grad():
         other.copy_(theta)
     for p, optimizer in ((theta, adamw), (other, restored)):

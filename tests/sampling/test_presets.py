@@ -8,9 +8,22 @@ import pytest
 import torch
 
 from rebapl.errors import UserError
-from rebapl.repulsion import Absolute, Energy, Fading, Inverse, Paired, Printed
-from rebapl.sampling import PRESETS, SVGD, Adaptive, Chain, Inference, Repelling, preset, preset_values, register_preset
-from rebapl.sampling.settings import AdamWSettings, Averaging, Cold, Constant, Cosine, SGDSettings, Warm, Warmup
+from rebapl.repulsion import Fading, Inverse
+from rebapl.repulsion.distances import Paired
+from rebapl.repulsion.force import Absolute, Printed
+from rebapl.repulsion.mmd import Energy
+from rebapl.sampling import PRESETS, SVGD, Adaptive, Chain, Inference, preset, preset_values, register_preset
+from rebapl.sampling.settings import (
+    AdamWSettings,
+    Averaging,
+    Cold,
+    Constant,
+    Cosine,
+    Repelling,
+    SGDSettings,
+    Warm,
+    Warmup,
+)
 from rebapl.yaml_files import ORIGINS, Derived, Value
 
 from .toy import ToyLearner, batches, data
@@ -35,9 +48,9 @@ def test_every_preset_resolves_runs_and_says_where_its_values_come_from(name, me
     if preset(name, recipe, method).repulsion is not None:
         changes |= {"repulsion.images": 6, "repulsion.pool": 16}
     inference = preset(name, recipe, method, **changes)
-    loop = SVGD if name == "svgd" else Chain
+    loop, more = (SVGD, {}) if name == "svgd" else (Chain, {"reference": data()[0]})
     given = batches_of(inference.batch)
-    run = loop(ToyLearner(), inference, given, num_data=40, steps_per_epoch=5, reference=data()[0])
+    run = loop(ToyLearner(), inference, given, num_data=40, steps_per_epoch=5, **more)
     samples = list(run.run())
     assert run.schedule.steps == run.steps_in_all
     assert math.isfinite(run.last_loss)

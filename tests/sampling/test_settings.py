@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rebapl.errors import UserError
-from rebapl.sampling import Adaptive, Inference, Repelling
+from rebapl.sampling import Adaptive, Inference
+from rebapl.sampling.settings import Repelling
 
 SGHMC = {"kind": "sghmc", "lr": 0.05}
 CYCLES = {"cycles": 2, "restart": "warm"}

@@ -18,7 +18,7 @@ BASE = {"epochs": 4, "batch": 8}
 
 def svgd(learner=None, seed=0, curve="cosine", **changes):
     """The loop, with changed settings of the sampler."""
-    options = {"num_data": 40, "steps_per_epoch": 5, "reference": data()[0], "seed": seed}
+    options = {"num_data": 40, "steps_per_epoch": 5, "seed": seed}
     inference = Inference(sampler={**SAMPLER, **changes}, curve=curve, **BASE)
     return SVGD(learner or ToyLearner(), inference, batches, **options)
 
@@ -27,10 +27,8 @@ def values(samples):
     return torch.stack([torch.cat([x.flatten() for x in sample.parameters.values()]) for sample in samples])
 
 
-@pytest.mark.parametrize("space", ["weights", "image", "text"])
-def test_every_kernel_space_gives_as_many_samples_as_particles_and_trains_them(space):
-    run = svgd(space=space, **({"images": 6, "pool": 16} if space == "image" else {}))
-    samples = list(run.run())
+def test_every_particle_is_trained_and_becomes_a_sample():
+    samples = list(svgd().run())
     assert len(samples) == 4
     assert len(values(samples).unique(dim=0)) == 4
     x, y = data()
@@ -99,9 +97,6 @@ def test_divergence_stops_it():
     [
         ({"temperature": 0.0}, r"sampler\.temperature is 0\.0: it must be above 0"),
         ({"center": "init"}, r"sampler\.center: the sampler is 'svgd', and this is a setting of sghmc and sgld"),
-        ({"images": 6}, r"sampler\.images does nothing in the space 'weights'"),
-        ({"space": "image"}, "needs reference images: .* set `images`"),
-        ({"space": "text", "images": 6}, "a point per class and compares no images"),
     ],
 )
 def test_bad_settings_say_what_is_accepted(changes, says):
@@ -127,6 +122,14 @@ def test_another_sampler_is_not_run_as_particles():
     inference = Inference(sampler={"kind": "sgd", "lr": 0.1}, **BASE)
     with pytest.raises(UserError, match="the sampler is 'sgd': run it with Chain, not with SVGD"):
         SVGD(ToyLearner(), inference, batches, num_data=40, steps_per_epoch=5)
+
+
+@pytest.mark.parametrize("name", ["reference", "anchor", "held_out", "capture", "compile"])
+def test_an_argument_that_particles_do_not_use_is_refused(name):
+    value = {"held_out": data(), "capture": True, "compile": True}.get(name, data()[0])
+    inference = Inference(sampler=SAMPLER, **BASE)
+    with pytest.raises(UserError, match=f"svgd has no use for `{name}`: leave it out"):
+        SVGD(ToyLearner(), inference, batches, num_data=40, steps_per_epoch=5, **{name: value})
 
 
 def slow_step(texts, image, x, y, lr, num_data, temperature, decay):
@@ -166,18 +169,15 @@ def test_one_step_with_a_shared_part_is_that_of_a_slow_second_implementation():
     torch.testing.assert_close(run.shared["image"].detach().double(), image, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("space", ["weights", "image", "text"])
-def test_every_sample_has_its_copy_of_what_is_shared(space):
-    run = svgd(Sharing(), space=space, **({"images": 6, "pool": 16} if space == "image" else {}))
-    samples = list(run.run())
+def test_every_sample_has_its_copy_of_what_is_shared():
+    samples = list(svgd(Sharing()).run())
     first, *others = (sample.parameters for sample in samples)
     assert list(first) == ["image", "text"], "in the learner's order"
     assert not torch.equal(first["image"], Sharing().image.detach()), "it has learned"
     for other in others:
         assert torch.equal(other["image"], first["image"])
         assert other["image"].data_ptr() != first["image"].data_ptr()
-        if space != "image":  # features that are shared are no ground to move apart on
-            assert not torch.allclose(other["text"], first["text"])
+        assert not torch.allclose(other["text"], first["text"])
 
 
 @pytest.mark.parametrize(

@@ -18,15 +18,14 @@ DRAWS = 40_000
 
 def path_of(snapshots: torch.Tensor) -> GaussianPath:
     """The Gaussian of snapshots (T, 3), held as two parameters."""
-    path = GaussianPath()
+    path = GaussianPath(1, torch.Generator().manual_seed(1))
     for theta in snapshots:
         path.add({"a": theta[:2], "b": theta[2:].reshape(1, 1)})
     return path
 
 
 def drawn(path: GaussianPath, count: int) -> np.ndarray:
-    stream = torch.Generator().manual_seed(1)
-    samples = [path.draw(stream) for _ in range(count)]
+    samples = [path.draw() for _ in range(count)]
     return torch.stack([torch.cat([each["a"], each["b"].flatten()]) for each in samples]).numpy()
 
 

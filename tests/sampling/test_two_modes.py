@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from scipy.stats import fisher_exact
 
-from rebapl.repulsion import Absolute, Inverse, Repulsion, kick, weights
+from rebapl.repulsion import Inverse, Repulsion, kick, weights
+from rebapl.repulsion.force import Absolute
 from rebapl.sampling import SGHMC, CyclicalSchedule
 
 MODES, STD, RUNS = torch.tensor([[-1.5, 0.0], [1.5, 0.0]]), 0.5, 26

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from captioned import Facts, draw_example
-from captioned.glyphs import FACES, draw_glyph, typeface
-from rebapl.data.drawing.canvas import COLOURS
-from rebapl.data.drawing.letters import CAPITALS, DIGITS, SMALL_LETTERS, strokes_of
-from rebapl.data.drawing.shapes import SHAPES, TEXTURES
+from captioned.glyphs import DIGITS, FACES, SMALL_LETTERS, draw_glyph, typeface
+from captioned.shapes import ALL_OUTLINES, ALL_TEXTURES, HOLES, mask_with_hole
+from rebapl.data.drawing.canvas import COLOURS, polygon_mask
+from rebapl.data.drawing.letters import CAPITALS, strokes_of
+from rebapl.data.drawing.shapes import place, textured
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +59,8 @@ def test_captions_vary_in_length_and_leave_things_out(examples):
 def test_every_kind_of_fact_occurs(examples):
     seen = [example.seen for example in examples]
     assert {facts.kind for facts in seen} == {"shapes", "pair", "digit", "letter"}
-    assert {facts.thing for facts in seen if facts.kind == "shapes"} == set(SHAPES)
-    assert {facts.texture for facts in seen if facts.kind == "shapes"} == set(TEXTURES)
+    assert {facts.thing for facts in seen if facts.kind == "shapes"} == set(ALL_OUTLINES)
+    assert {facts.texture for facts in seen if facts.kind == "shapes"} == set(ALL_TEXTURES)
     assert {facts.amount for facts in seen if facts.kind == "shapes"} == {"one", "two", "three", "four"}
     assert len({facts.thing for facts in seen if facts.kind == "digit"}) == 10
     assert len({facts.thing for facts in seen if facts.kind == "letter"}) == 26
@@ -69,6 +70,31 @@ def test_the_name_is_shared_by_pictures_of_the_same_thing(examples):
     example = examples[0]
     assert example._replace(image=examples[1].image, caption="").name == example.name
     assert example._replace(seen=Facts("digit", "nothing")).name != example.name
+
+
+def area(points):
+    x, y = points.T
+    return abs(np.dot(x, np.roll(y, 1)) - np.dot(y, np.roll(x, 1))) / 2
+
+
+@pytest.mark.parametrize("shape", ALL_OUTLINES)
+def test_a_shape_covers_the_area_of_its_polygon(shape):
+    points = place(ALL_OUTLINES[shape], (32, 32), 24)
+    assert polygon_mask(points).sum() == pytest.approx(area(points), rel=0.04)
+
+
+def test_a_ring_does_not_cover_its_hole():
+    outer, inner = (place(points, (32, 32), 24) for points in (ALL_OUTLINES["ring"], HOLES["ring"]))
+    assert mask_with_hole(outer, inner).sum() == pytest.approx(area(outer) - area(inner), rel=0.04)
+
+
+@pytest.mark.parametrize("name", ALL_TEXTURES)
+def test_a_texture_holds_both_tones(name):
+    share = textured(np.random.default_rng(3), ALL_TEXTURES[name], 9.0, (32, 32), 0.4)
+    assert share.shape == (64, 64)
+    assert share.min() >= 0
+    assert share.max() <= 1
+    assert (share.std() > 0.1) == (name != "solid")
 
 
 @pytest.mark.parametrize("glyph", DIGITS + CAPITALS + SMALL_LETTERS)

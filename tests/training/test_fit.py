@@ -1,14 +1,16 @@
 """`fit` takes names or objects, a data set or images, and says what is wrong with them before any work."""
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from drawn_folder import class_folders
 from PIL import Image
 
-from rebapl.backbones import DualEncoder, load_backbone
+from rebapl.backbones import DEFAULT_BACKBONE, DualEncoder, load_backbone
 from rebapl.data.catalogue import load_dataset
 from rebapl.data.own_images import dataset_of
 from rebapl.data.task import Task, load_task, task_of
@@ -73,6 +75,24 @@ def test_paths_are_read_and_a_bar_is_shown(
     shown = fit(files, "mini", labels=LABELS, class_names=NAMES, epochs=1, progress=True)
     assert same(shown, expected)
     assert "coop · mle" in capsys.readouterr().out
+
+
+def test_a_folder_with_a_name_of_the_catalogue_is_somebodys_own(
+    encoder: DualEncoder, pictures: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`letters` is an embedded task, which uses `mini`; EuroSAT has published settings of its own."""
+    loaded: list[str] = []
+    module = import_module("rebapl.training.fit")
+    monkeypatch.setattr(module, "load_backbone", lambda name: loaded.append(name) or encoder)
+    fit(str(class_folders(tmp_path / "letters", cat=3, dog=3)), epochs=1)
+    fit(str(class_folders(tmp_path / "eurosat", cat=3, dog=3)), epochs=1, method="promptsrc")
+    assert loaded == [DEFAULT_BACKBONE] * 2
+    named, other = (
+        fit(task_of(dataset_of(pictures, LABELS, NAMES, name=name)), encoder, "promptsrc", epochs=1)
+        for name in ("eurosat", "pets")
+    )
+    assert named.about["data"] == "eurosat"
+    assert named.about["inference"] == other.about["inference"]
 
 
 def test_fewer_images_than_a_batch_are_enough(encoder: DualEncoder, pictures: np.ndarray) -> None:

@@ -1,12 +1,16 @@
 """Heads through `fit`: features encoded once, closed forms without a loop, resumed runs, other class names."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from drawn_folder import class_folders
 
 from rebapl.backbones import DualEncoder, load_backbone
+from rebapl.backbones.features import features_kept_in
 from rebapl.data.batches import LabelledImages
+from rebapl.data.images import FileImages
 from rebapl.data.task import Task, load_task
 from rebapl.errors import UserError
 from rebapl.evaluation.tasks import evaluate, part_labels, predict_part
@@ -14,6 +18,7 @@ from rebapl.interruption import Interrupted
 from rebapl.learners import METHODS
 from rebapl.numbers import harmonic_mean
 from rebapl.posterior import load_posterior, save_posterior
+from rebapl.sampling import PRESETS
 from rebapl.training import fit
 
 HEADS = [name for name, method in METHODS.items() if method.learner.learns_from_features]
@@ -60,6 +65,30 @@ def test_images_are_encoded_once(mini: DualEncoder, task: Task, monkeypatch: pyt
     )
     fit(task, mini, "linear", epochs=5)
     assert sum(seen) == len(task.train.items)
+
+
+def test_images_are_decoded_once_and_not_at_all_where_their_features_are_known(
+    mini: DualEncoder, task: Task, tmp_path: Path
+) -> None:
+    decoded: list[str] = []
+
+    def counted(part: Task) -> Task:
+        load = part.dataset.load
+        dataset = replace(part.dataset, load=lambda key: decoded.append(key) or load(key))
+        return replace(part, dataset=dataset)
+
+    fit(counted(task), mini, "linear", epochs=1)
+    assert sorted(decoded) == sorted(item.key for item in task.train.items), "a drawn image is drawn once"
+    files = load_task(str(class_folders(tmp_path / "photos", cat=6, dog=6, emu=6, fox=6)), shots=3)
+    assert files.dataset.folder is not None
+    reading = FileImages.__call__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FileImages, "__call__", lambda self, key: decoded.append(key) or reading(self, key))
+        for expected in (len(files.train.items), 0):
+            decoded.clear()
+            with features_kept_in(tmp_path / "features"):
+                fit(files, mini, "linear", epochs=1)
+            assert len(decoded) == expected
 
 
 def test_the_features_are_those_of_the_test_time_views(mini: DualEncoder, task: Task) -> None:
@@ -126,11 +155,33 @@ def test_laplace_draws_from_the_posterior_of_a_closed_form(
 
 def test_a_closed_form_takes_the_number_of_its_draws_alone(mini: DualEncoder, task: Task) -> None:
     for changes in ({"epochs": 3}, {"inference_settings": {"laplace.structure": "full"}}):
-        with pytest.raises(UserError, match=r"of the settings of 'laplace' it has inference\.laplace\.samples alone"):
+        alone = r"of the settings of 'laplace' it has inference\.views and inference\.laplace\.samples alone"
+        with pytest.raises(UserError, match=alone):
             fit(task, mini, "gda", "laplace", **changes)
     with pytest.raises(UserError, match=r"inference\.laplace\.samples"):
         fit(task, mini, "proker", "laplace", inference_settings={"laplace.samples": 0})
-    assert len(fit(task, mini, "tip-adapter", "laplace")) == 1, "it has no posterior"
+
+
+@pytest.mark.parametrize("method", ["zero-shot", "gda", "proker", "tip-adapter"])
+def test_without_training_steps_several_views_act_and_other_inferences_are_refused(
+    mini: DualEncoder, task: Task, tmp_path: Path, method: str
+) -> None:
+    alone, several = fit(task, mini, method), fit(task, mini, method, "tta")
+    assert (several.views, several.about["inference"]) == (3, {"name": "tta", "views": 3})
+    views = torch.randint(256, (3, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    expected = alone.with_views(3).predict_views(views).probabilities
+    again = load_posterior(save_posterior(several, tmp_path / "posterior"), mini)
+    for posterior in (several, again, fit(task, mini, method, inference_settings={"views": 3})):
+        assert torch.equal(posterior.predict_views(views).probabilities, expected)
+    assert not torch.equal(alone.predict_views(views).probabilities, expected)
+    with pytest.raises(UserError, match=r"inference\.views is 0: it must be at least 1"):
+        fit(task, mini, method, "tta", inference_settings={"views": 0})
+    known = ("laplace",) if method in ("gda", "proker") else ()
+    for inference in PRESETS:
+        if inference not in ("mle", "tta", *known):
+            says = f"'{method}' learns nothing in steps, so '{inference}' would do nothing: leave .* or take tta"
+            with pytest.raises(UserError, match=says):
+                fit(task, mini, method, inference)
 
 
 def test_the_texts_count_as_examples_of_the_loop(mini: DualEncoder, task: Task) -> None:

@@ -8,8 +8,8 @@ import numpy as np
 
 from captioned.example import Example, Facts
 from captioned.figures import draw_alike, draw_pair
-from captioned.glyphs import draw_glyph
-from rebapl.data.drawing.letters import CAPITALS, DIGITS, SMALL_LETTERS
+from captioned.glyphs import DIGITS, SMALL_LETTERS, draw_glyph
+from rebapl.data.drawing.letters import CAPITALS
 
 __all__ = ["Example", "Facts", "draw_example"]
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from captioned.shapes import ALL_TEXTURES
 from rebapl.data.drawing.canvas import (
     COLOURS,
     LEAST_CONTRAST,
@@ -16,7 +17,7 @@ from rebapl.data.drawing.canvas import (
     shade_of,
     tone_apart_from,
 )
-from rebapl.data.drawing.shapes import TEXTURES, texture
+from rebapl.data.drawing.shapes import textured
 
 
 def colour_apart_from(rng: np.random.Generator, other: Colour, least: float) -> tuple[str, Colour]:
@@ -43,7 +44,7 @@ def background(rng: np.random.Generator, other: Colour) -> tuple[str, Picture]:
     if kind == "gradient":
         return kind, gradient(base, second, rng.uniform(0, 2 * np.pi))
     if kind == "patterned":
-        pattern = TEXTURES[rng.integers(1, len(TEXTURES))]
-        share = texture(rng, pattern, rng.uniform(4, 14), (0, 0), rng.uniform(0, np.pi))
+        pattern = tuple(ALL_TEXTURES)[rng.integers(1, len(ALL_TEXTURES))]
+        share = textured(rng, ALL_TEXTURES[pattern], rng.uniform(4, 14), (0, 0), rng.uniform(0, np.pi))
         return kind, lay(flat(base), share, blend(base, second, rng.uniform(0.2, 0.45)))
     return kind, clutter(rng, flat(base), int(rng.integers(3, 9)), rng.uniform(0.3, 0.8), other)

@@ -4,12 +4,11 @@ import numpy as np
 
 from captioned.backgrounds import background
 from captioned.example import Example, Facts
+from captioned.shapes import ALL_OUTLINES, ALL_TEXTURES, BLACK, HOLES, WHITE, mask_with_hole
 from captioned.wording import caption, on_background, pick, plural, with_article
 from rebapl.data.drawing.canvas import (
-    BLACK,
     COLOURS,
     SIZE,
-    WHITE,
     Colour,
     Picture,
     add_noise,
@@ -21,7 +20,7 @@ from rebapl.data.drawing.canvas import (
     shade_of,
     to_pixels,
 )
-from rebapl.data.drawing.shapes import SHAPES, TEXTURES, hole, outline, place, texture
+from rebapl.data.drawing.shapes import place, textured
 from rebapl.data.embedded import NUMBER_WORDS
 
 RADII = {"small": (6.5, 10.0), "medium": (13.0, 18.0), "large": (22.0, 29.0)}
@@ -70,20 +69,21 @@ def paint_shape(
 ) -> Picture:
     """The picture with one filled shape on it, a little turned and stretched; some let the ground show through."""
     turn, stretch = rng.normal(0, 0.15), rng.uniform(0.85, 1.15)
-    inner = hole(shape)
-    coverage = polygon_mask(
-        place(outline(shape), centre, radius, turn, stretch),
-        None if inner is None else place(inner, centre, radius, turn, stretch),
-    )
+    outline = ALL_OUTLINES[shape]
+    covered = place(outline, centre, radius, turn, stretch)
+    if shape in HOLES:
+        coverage = mask_with_hole(covered, place(HOLES[shape], centre, radius, turn, stretch))
+    else:
+        coverage = polygon_mask(covered)
     period = float(np.clip(radius * rng.uniform(0.4, 0.7), 3.5, 12))
-    share = texture(rng, pattern, period, centre, rng.uniform(0, np.pi))
+    share = textured(rng, ALL_TEXTURES[pattern], period, centre, rng.uniform(0, np.pi))
     if pattern not in ("solid", "shaded") and rng.random() < SEE_THROUGH:
-        rim = coverage - polygon_mask(place(outline(shape), centre, radius - 2, turn, stretch))
+        rim = coverage - polygon_mask(place(outline, centre, radius - 2, turn, stretch))
         return lay(picture, np.maximum(coverage * (1 - share), rim), colours[0])
     paint = lay(np.broadcast_to(colours[0], (SIZE, SIZE, 3)), share, colours[1])
     picture = lay(picture, coverage, paint)
     if rng.random() < 0.25:
-        rim = coverage - polygon_mask(place(outline(shape), centre, radius - 1.2, turn, stretch))
+        rim = coverage - polygon_mask(place(outline, centre, radius - 1.2, turn, stretch))
         picture = lay(picture, np.clip(rim, 0, 1), blend(colours[0], colours[1], rng.random() * 0.6))
     return picture
 
@@ -136,7 +136,7 @@ def _centres(rng: np.random.Generator, count: int, radius: float) -> list[tuple[
 
 def draw_alike(rng: np.random.Generator) -> Example:
     """One to four shapes of the same kind, colour, texture and size."""
-    shape, colour, pattern = pick(rng, SHAPES), pick(rng, tuple(COLOURS)), pick(rng, TEXTURES)
+    shape, colour, pattern = pick(rng, tuple(ALL_OUTLINES)), pick(rng, tuple(COLOURS)), pick(rng, tuple(ALL_TEXTURES))
     count = int(rng.choice([1, 2, 3, 4], p=[0.7, 0.1, 0.1, 0.1]))
     size = pick(rng, ("small", "medium", "large", "large") if count == 1 else ("small", "medium"))
     tint = shade_of(rng, colour)
@@ -165,7 +165,7 @@ def draw_pair(rng: np.random.Generator) -> Example:
     beside = rng.random() < 0.5
     relation = pick(rng, ("to the left of", "next to")) if beside else pick(rng, ("above", "on top of"))
     centres = [(0.27, 0.5), (0.73, 0.5)] if beside else [(0.5, 0.27), (0.5, 0.73)]
-    shapes = rng.permutation(SHAPES)[:2]
+    shapes = rng.permutation(list(ALL_OUTLINES))[:2]
     colours = rng.permutation(list(COLOURS))[:2]
     tints = [shade_of(rng, str(colour)) for colour in colours]
     while True:
@@ -174,7 +174,7 @@ def draw_pair(rng: np.random.Generator) -> Example:
             break
     phrases = []
     for shape, colour, tint, (x, y) in zip(shapes, colours, tints, centres, strict=True):
-        pattern, size = pick(rng, TEXTURES), pick(rng, ("small", "medium"))
+        pattern, size = pick(rng, tuple(ALL_TEXTURES)), pick(rng, ("small", "medium"))
         centre = (x * SIZE + rng.uniform(-3, 3), y * SIZE + rng.uniform(-3, 3))
         colour_pair = (tint, second_tone(rng, tint))
         picture = paint_shape(rng, picture, str(shape), colour_pair, pattern, centre, rng.uniform(*RADII[size]))

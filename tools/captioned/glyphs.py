@@ -24,8 +24,11 @@ from rebapl.data.drawing.canvas import (
     to_pixels,
     tone_apart_from,
 )
-from rebapl.data.drawing.letters import CAPITALS, DIGITS, distortion, fit, strokes_of
+from rebapl.data.drawing.letters import CAPITALS, distortion, fit, strokes_of
 from rebapl.data.embedded import NUMBER_WORDS
+
+DIGITS = "0123456789"
+SMALL_LETTERS = CAPITALS.lower()
 
 FACES = (
     "DejaVuSans",

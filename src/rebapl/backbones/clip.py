@@ -43,6 +43,10 @@ VISION = {
 """The defaults of settings that config.json leaves out."""
 
 
+CROPS = True
+"""If the checkpoint does not state it, images are cropped to the centre."""
+
+
 def read_config(content: Mapping[str, Any]) -> SimpleNamespace:
     """The sizes in config.json. Early checkpoints have a second section `…_config_dict`, which takes precedence."""
     sections = {}

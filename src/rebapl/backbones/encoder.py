@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -52,27 +51,26 @@ def computing_type(dtype: Dtype, device: torch.device | str) -> torch.dtype:
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
 
 
-@dataclass(frozen=True)
-class Architecture:
-    """The functions that differ from one architecture to another.
+class Architecture(Protocol):
+    """A module with everything that differs from one architecture to another, such as `clip`."""
 
-    `read_config` reads the settings in config.json. `build` makes a model from them, with `vision_model`, `text_model`
-    and `logit_scale`, the names in `transformers`. `towers` returns the image tower and the text tower of a model.
-    `text_tokenizer` reads the tokenizer in a folder, with its padding rule, for a number of positions.
-    """
-
-    read_config: Callable[[Mapping[str, Any]], SimpleNamespace]
-    build: Callable[[SimpleNamespace], NamedModules]
-    towers: Callable[[Any], tuple[Tower, Tower]]
-    text_tokenizer: Callable[[Path, int], TextTokenizer]
-    crops: bool
+    CROPS: bool
     """Whether images are cropped to the centre if the checkpoint does not state it."""
 
+    def read_config(self, content: Mapping[str, Any], /) -> SimpleNamespace:
+        """The settings in config.json."""
 
-ARCHITECTURES: dict[str, Architecture] = {
-    "clip": Architecture(clip.read_config, clip.build, clip.towers, clip.text_tokenizer, crops=True),
-    "siglip": Architecture(siglip.read_config, siglip.build, siglip.towers, siglip.text_tokenizer, crops=False),
-}
+    def build(self, config: SimpleNamespace, /) -> NamedModules:
+        """A model with `vision_model`, `text_model` and `logit_scale`, the names in `transformers`."""
+
+    def towers(self, model: Any, /) -> tuple[Tower, Tower]:
+        """The image tower and the text tower of a model."""
+
+    def text_tokenizer(self, folder: Path, limit: int, /) -> TextTokenizer:
+        """The tokenizer in a folder, with its padding rule, for a number of positions."""
+
+
+ARCHITECTURES: dict[str, Architecture] = {"clip": clip, "siglip": siglip}
 """The supported architectures, by the `model_type` of their checkpoints. Each has a file of its own."""
 
 
@@ -80,7 +78,7 @@ class DualEncoder:
     """A frozen image tower and a frozen text tower with a joint feature space.
 
     `model` holds the tensors. It was made by `load_backbone`, or it is a model of `transformers`, whose parts have the
-    same names. `ARCHITECTURES` has the functions for its architecture. Every size is read from the checkpoint.
+    same names. `ARCHITECTURES` has the module for its architecture. Every size is read from the checkpoint.
     `revision` is the commit if the model comes from the hub. This class is not an `nn.Module`, so that the parameters
     of the encoder do not become parameters of a learner that holds it.
     """

@@ -137,7 +137,7 @@ def _load_preprocessing(folder: Path, architecture: Architecture, image_size: in
     content = _read_json(folder, *PREPROCESSING)
     section = content.get("image_processor")  # in a processor_config.json
     try:
-        return read_preprocessing(section if isinstance(section, Mapping) else content, image_size, architecture.crops)
+        return read_preprocessing(section if isinstance(section, Mapping) else content, image_size, architecture.CROPS)
     except UserError as error:
         raise UserError(f"preprocessor_config.json of backbone '{folder}': {error}") from error
 

@@ -46,6 +46,10 @@ VISION = {**TOWER, "num_channels": 3, "image_size": 224, "patch_size": 16, "visi
 """The defaults of settings that config.json leaves out."""
 
 
+CROPS = False
+"""If the checkpoint does not state it, images are not cropped."""
+
+
 def read_config(content: Mapping[str, Any]) -> SimpleNamespace:
     """The sizes in config.json. If it does not give the width of text features, this is the width of the text tower."""
     text = read_tower("text_config", content.get("text_config"), TEXT)

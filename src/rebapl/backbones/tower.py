@@ -165,12 +165,14 @@ Edit = Insert | Replace
 class States:
     """Sequences on their way through a tower. Their states `hidden` (B, L, d) are the next input of layer `layer`.
 
-    `read` (B,) is the position whose state after the last layer becomes the feature.
+    `read` (B,) is the position whose state after the last layer becomes the feature. `features` (B, e), normalised, are
+    those that the frozen model gives the same images, where a learner needs them too.
     """
 
     hidden: Tensor
     read: Tensor
     layer: int = 0
+    features: Tensor | None = None
 
     def positions(self, count: int) -> Tensor:
         """The `count` positions (B, count) from `read` on."""

@@ -199,14 +199,12 @@ def toy(
 @app.command("list")
 def list_() -> None:
     """List the data sets, the methods, the kinds of inference and the distances."""
-    from rebapl.data.catalogue import REGISTERED
-    from rebapl.data.embedded import EMBEDDED
-    from rebapl.data.published import PUBLISHED
+    from rebapl.data.catalogue import DATASETS
     from rebapl.learners import METHODS
     from rebapl.repulsion import DISTANCES
     from rebapl.sampling import PRESETS
 
-    print(f"data sets: {', '.join([*EMBEDDED, *PUBLISHED, *REGISTERED])}")
+    print(f"data sets: {', '.join(DATASETS)}")
     print("methods:")
     for name, method in METHODS.items():
         print(f"  {name:<15} {method.about}".rstrip())

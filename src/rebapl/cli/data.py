@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Annotated
 
 import typer
 
 from rebapl.cli import options
-from rebapl.errors import printable, unknown
+from rebapl.errors import printable
 
 data = typer.Typer(no_args_is_help=True, help="List the data sets, and check whether their files are complete.")
+
+WITHOUT_FILES = {
+    "embedded": "embedded in the package: there are no files to get",
+    "registered": "registered by a plugin, which gets its images itself",
+}
+"""What is said of data sets that have no files, by their origin."""
 
 LINES = "\n"
 """Kept when a report is made printable, because it has a line for each image that cannot be read."""
@@ -31,9 +38,8 @@ def list_(
     from rich.console import Console
     from rich.table import Table
 
-    from rebapl.data.catalogue import REGISTERED, given_root
-    from rebapl.data.embedded import EMBEDDED
-    from rebapl.data.published import PUBLISHED
+    from rebapl.data.catalogue import DATASETS
+    from rebapl.data.published import PUBLISHED, given_root
 
     folder = given_root(root)
     if name is not None:
@@ -44,39 +50,36 @@ def list_(
         table.add_column(column, overflow="fold", justify="right" if column == "classes" else "left")
     for entry in PUBLISHED.values():
         images = str(PurePosixPath(entry.folder, entry.images))
-        there = [path.exists() for path in entry.needed_files(folder)] if folder else []
-        state = ["there" if all(there) else "in part" if any(there) else "none"] if there else []
+        state = [] if folder is None else [_state(entry.missing(folder), entry.needed_files(folder))]
         table.add_row(entry.name, str(entry.classes), images, entry.template, *state)
     Console().print(table)
-    print(f"embedded, without files: {', '.join(EMBEDDED)}")
-    if REGISTERED:
-        print(f"registered by plugins: {', '.join(REGISTERED)}")
+    for origin, words in (("embedded", "embedded, without files"), ("registered", "registered by plugins")):
+        if names := [name for name, source in DATASETS.items() if source.origin == origin]:
+            print(f"{words}: {', '.join(names)}")
     print("your own: --data PATH, a folder with train/ val/ test/, a folder of class folders, or a CSV file")
     print("files and sources of one: rebapl data list NAME")
 
 
+def _state(missing: Sequence[Path], needed: Sequence[Path]) -> str:
+    return "there" if not missing else "none" if len(missing) == len(needed) else "in part"
+
+
 def _describe(name: str, root: Path | None) -> None:
     """Print all facts about a data set and, if there is a data root, which of its files are missing there."""
-    from rebapl.data.catalogue import REGISTERED
-    from rebapl.data.embedded import EMBEDDED
-    from rebapl.data.published import PUBLISHED
+    from rebapl.data.catalogue import DATASETS
+    from rebapl.data.published import Entry
 
-    if name in EMBEDDED:
-        print(f"{name} is embedded in the package: there are no files to get")
+    entry = DATASETS.find(name)
+    if not isinstance(entry, Entry):
+        print(f"{name} is {WITHOUT_FILES[entry.origin]}")
         return
-    if name not in PUBLISHED:
-        if name in REGISTERED:
-            print(f"{name} is registered by a plugin, which gets its images itself")
-            return
-        raise unknown("data set", name, PUBLISHED)
-    entry = PUBLISHED[name]
     train, val, test = (f"{count:,}" for count in entry.counts)
     print(f"{entry.title} ({entry.name})")
     print(f"  classes    {entry.classes}")
     print(f"  template   {entry.template}")
     print(f"  images     {train} train, {val} val, {test} test")
     print("  files below the data root:")
-    missing = [] if root is None else [path for path in entry.needed_files(root) if not path.exists()]
+    missing = [] if root is None else entry.missing(root)
     for line, path in zip((f"{entry.images}/", *entry.lists), entry.needed_files(root or Path()), strict=True):
         print(f"    {PurePosixPath(entry.folder, line)}{' (missing)' if path in missing else ''}")
     print("  where they come from (nothing is fetched):")

@@ -56,8 +56,7 @@ def reproduce(
     options.expect_workers(device, jobs)
     from rebapl.backbones import find_backbone
     from rebapl.cli.progress import StepProgress, print_table
-    from rebapl.data.catalogue import data_root
-    from rebapl.data.published import PUBLISHED
+    from rebapl.data.published import PUBLISHED, data_root
     from rebapl.evaluation.scores import check_hm_convention
     from rebapl.reports.results import short_value
     from rebapl.reproduce.make import make_target, planned

@@ -51,20 +51,17 @@ class LabelledImages:
         self._images = None
 
     def fingerprint(self) -> str:
-        """A checksum that identifies these images.
+        """A checksum that identifies these images: it covers the key, the label and the checksum of each image.
 
-        It covers the key, the label, the size and 64 evenly spread pixels of each image. If the data set has stored
-        features instead of images, it covers the keys, the labels and the checksums of the image files.
+        Images that are not files are decoded for it, and kept until `forget` is called.
         """
-        digest = hashlib.sha256()
-        if (stored := self.dataset.features) is not None:
-            for item in self.items:
-                digest.update(f"{item.key}\n{item.label} {stored.checksums[item.key]}\n".encode())
-            return digest.hexdigest()
-        for item, image in zip(self.items, self.images, strict=True):
-            digest.update(f"{item.key}\n{item.label} {image.size}\n".encode("utf-8", "surrogatepass"))
-            digest.update(image.resize((8, 8), Image.Resampling.NEAREST).tobytes())
-        return digest.hexdigest()
+        if self.dataset.features is not None:
+            sums = [self.dataset.checksum(item.key) for item in self.items]
+        else:
+            images = self.images if self.dataset.folder is None else [None] * len(self)
+            sums = in_threads(lambda row: self.dataset.checksum(self.items[row].key, images[row]), range(len(self)))
+        lines = (f"{item.key}\n{item.label} {checksum}\n" for item, checksum in zip(self.items, sums, strict=True))
+        return hashlib.sha256("".join(lines).encode("utf-8", "surrogatepass")).hexdigest()
 
     def views(self, preprocessing: Preprocessing, rows: Sequence[int] | None = None) -> Tensor:
         """The test-time views, uint8 (N, 3, H, W), of all images, or of the images `rows` in this order.

@@ -2,23 +2,50 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from rebapl.data.dataset import Dataset, check_template
 from rebapl.data.embedded import EMBEDDED
 from rebapl.data.own_images import load_own
-from rebapl.data.published import PUBLISHED, load_published
+from rebapl.data.published import PUBLISHED
 from rebapl.errors import UserError, unknown
 from rebapl.plugins import Registry
 
-ROOT_VARIABLE = "REBAPL_DATA"
-"""The environment variable that holds the data root, for people who do not want to pass it every time."""
 
-REGISTERED: Registry[Callable[[], Dataset]] = Registry("data set", "rebapl.datasets")
-"""Data sets from outside the package, by name; see `register_dataset`."""
+class Source(Protocol):
+    """A data set that has a name: an embedded, a published or a registered one, which is its `origin`."""
+
+    @property
+    def origin(self) -> str: ...
+
+    def load(self, root: str | Path | None = None, split: str | None = None, template: str | None = None) -> Dataset:
+        """Load it; see `load_dataset`."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """A data set that a function makes. It has no split file."""
+
+    name: str
+    make: Callable[[], Dataset]
+    origin: str
+
+    def load(self, root: str | Path | None = None, split: str | None = None, template: str | None = None) -> Dataset:  # noqa: ARG002
+        """Call the function. A `template` replaces that of the data set."""
+        if split is not None:
+            raise UserError(f"data set '{self.name}' is {self.origin}: it has no split file to replace by {split}")
+        dataset = self.make()
+        return dataset if template is None else replace(dataset, template=template)
+
+
+DATASETS: Registry[Source] = Registry("data set", "rebapl.datasets")
+"""All data sets that have a name, including those of installed plugins."""
+
+DATASETS.known |= {name: Made(name, make, "embedded") for name, make in EMBEDDED.items()}
+DATASETS.known |= PUBLISHED
 
 
 def register_dataset(name: str, load: Callable[[], Dataset]) -> None:
@@ -30,13 +57,14 @@ def register_dataset(name: str, load: Callable[[], Dataset]) -> None:
     >>> register_dataset("my digits", lambda: replace(load_dataset("digits"), name="my digits"))
     >>> load_dataset("my digits").class_names[:2], is_own("my digits")
     (['zero', 'one'], False)
-    >>> del REGISTERED.known["my digits"]
+    >>> del DATASETS.known["my digits"]
     """
-    if name in EMBEDDED or name in PUBLISHED or REGISTERED.known.get(name, load) is not load:
+    source = Made(name, load, "registered")
+    if DATASETS.known.get(name, source) != source:
         raise UserError(f"data set '{name}' is known already: register it under another name")
     if not name or set(name) & set("/\\=,"):
         raise UserError(f"data set name {name!r} must not be empty or hold any of / \\ = and the comma")
-    REGISTERED.known[name] = load
+    DATASETS.known[name] = source
 
 
 def load_dataset(
@@ -62,16 +90,9 @@ def load_dataset(
     """
     if template is not None:
         check_template(template)
-    if name in PUBLISHED:
-        return load_published(PUBLISHED[name], data_root(name, root), split, template)
-    load = EMBEDDED.get(name) or REGISTERED.get(name)
-    if load is None:
+    if is_own(name):
         return load_own(own_path(name), split, template, keep_split=keep_split, whole=whole)
-    if split is not None:
-        kind = "embedded" if name in EMBEDDED else "registered"
-        raise UserError(f"data set '{name}' is {kind}: it has no split file to replace by {split}")
-    dataset = load()
-    return dataset if template is None else replace(dataset, template=template)
+    return DATASETS[name].load(root, split, template)
 
 
 def own_path(name: str) -> Path:
@@ -82,8 +103,7 @@ def own_path(name: str) -> Path:
         return path
     if is_list or path.name != name:
         raise UserError(f"{name}: no such folder or CSV file")
-    accepted = (*EMBEDDED, *PUBLISHED, *REGISTERED)
-    raise unknown("data set", name, accepted, more=", or the path of a folder of images or a CSV file")
+    raise unknown("data set", name, tuple(DATASETS), more=", or the path of a folder of images or a CSV file")
 
 
 def is_own(name: str) -> bool:
@@ -92,27 +112,4 @@ def is_own(name: str) -> bool:
     >>> is_own("digits"), is_own("photos/")
     (False, True)
     """
-    return not any(name in known for known in (EMBEDDED, PUBLISHED, REGISTERED))
-
-
-def data_root(name: str, root: str | Path | None = None) -> Path:
-    """The folder that holds the published data sets: `root`, or the one in $REBAPL_DATA. Having neither is an error."""
-    folder = given_root(root)
-    if folder is None:
-        entry = PUBLISHED[name]
-        raise UserError(
-            f"data set '{name}' is read from files: say where with --root DIR (or root=…, or ${ROOT_VARIABLE}); "
-            f"DIR/{entry.folder}/{entry.images} is expected there, as `rebapl data list {name}` describes"
-        )
-    return folder
-
-
-def given_root(root: str | Path | None = None) -> Path | None:
-    """The data root: `root`, or the one in $REBAPL_DATA; None if there is neither."""
-    path = root if root is not None else os.environ.get(ROOT_VARIABLE)
-    if not path:
-        return None
-    folder = Path(path).expanduser()
-    if not folder.is_dir():
-        raise UserError(f"data root {folder} is not a folder")
-    return folder
+    return name not in DATASETS

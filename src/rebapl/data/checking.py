@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rebapl.data.catalogue import data_root, is_own, load_dataset, own_path
+from rebapl.data.catalogue import is_own, load_dataset, own_path
 from rebapl.data.dataset import SPLITS, Dataset, Item
 from rebapl.data.images import walk_images
-from rebapl.data.published import NAME_RULES, PUBLISHED, Entry, names_by_label
+from rebapl.data.published import NAME_RULES, PUBLISHED, Entry, data_root, names_by_label
 from rebapl.data.workers import in_threads, portions
 from rebapl.errors import UserError
 from rebapl.wording import few
@@ -82,14 +82,11 @@ def _counted(counts: Iterable[int]) -> str:
 
 
 def _check_files(entry: Entry, root: Path, split: str | None, report: Report) -> None:
-    sources: list[str] = []
-    for path in entry.needed_files(root, split):
-        if path.exists():
-            report.fine.append(f"{path} is there")
-        else:
-            report.problems.append(f"{path} is missing")
-            sources += entry.sources_of(path.name)
-    report.notes += [f"to get {source}" for source in dict.fromkeys(sources)]
+    missing = entry.missing(root, split)
+    report.fine += [f"{path} is there" for path in entry.needed_files(root, split) if path not in missing]
+    report.problems += [f"{path} is missing" for path in missing]
+    sources = dict.fromkeys(source for path in missing for source in entry.sources_of(path.name))
+    report.notes += [f"to get {source}" for source in sources]
 
 
 def _note_numbers(dataset: Dataset, entry: Entry | None, report: Report) -> None:

@@ -5,6 +5,7 @@ Split files have the published format: {"train": [[path, label, class name], …
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import unicodedata
@@ -12,15 +13,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from PIL import Image
 
-from rebapl.data.features import StoredFeatures
+from rebapl.data.images import as_rgb, image_sha256
 from rebapl.data.workers import in_threads
 from rebapl.errors import UserError
-from rebapl.files import read_json, sha256, write_atomically
+from rebapl.files import read_json, write_atomically
 from rebapl.wording import few
+
+if TYPE_CHECKING:
+    from rebapl.data.features import StoredFeatures
 
 SPLITS = ("train", "val", "test")
 
@@ -66,7 +70,8 @@ class Dataset:
     `load` turns an item's key into an RGB image. `template` has one `{}` for the class name. Augmentation must keep at
     least `min_crop` of an image's area, and may mirror the image only if `flip` is true; otherwise its label could
     become wrong. If the images are files, their keys are paths below `folder`; drawn images have no folder. A data set
-    of stored `features` has no images, and `load` raises an error.
+    of stored `features` has no images, and `load` raises an error. `own` says that these are somebody's own images:
+    `name` may then be that of a published data set by chance.
     """
 
     name: str
@@ -79,6 +84,12 @@ class Dataset:
     flip: bool = True
     folder: Path | None = None
     features: StoredFeatures | None = None
+    own: bool = False
+
+    @property
+    def catalogue_name(self) -> str:
+        """The name by which catalogues and recipes may know it; empty for somebody's own images."""
+        return "" if self.own else self.name
 
     @property
     def splits(self) -> Splits:
@@ -89,6 +100,19 @@ class Dataset:
     def items(self) -> list[Item]:
         """All items, the training ones first."""
         return [*self.train, *self.val, *self.test]
+
+    def checksum(self, key: str, image: Image.Image | None = None) -> str:
+        """The SHA-256 of the file of an image or, if it has no file, of its RGB pixels.
+
+        A file is not decoded. `image` is the picture, if it has been loaded already. For stored features it is the
+        checksum of the file from which they were computed.
+        """
+        if self.features is not None:
+            return self.features.checksums[key]
+        if self.folder is not None:
+            return image_sha256(self.folder / key)
+        picture = as_rgb(self.load(key) if image is None else image, upright=False)
+        return hashlib.sha256(picture.tobytes()).hexdigest()
 
     @cached_property
     def contents(self) -> Mapping[str, str]:
@@ -105,7 +129,7 @@ class Dataset:
             if (folder / key).is_file():
                 by_size.setdefault((folder / key).stat().st_size, []).append(key)
         alike = [key for keys in by_size.values() if len(keys) > 1 for key in keys]
-        return contents | dict(zip(alike, in_threads(lambda key: sha256(folder / key), alike), strict=True))
+        return contents | dict(zip(alike, in_threads(self.checksum, alike), strict=True))
 
     def copies(self) -> list[list[Item]]:
         """The groups of images whose content is the same: one list of items for each such content."""
@@ -114,7 +138,7 @@ class Dataset:
             groups.setdefault(self.contents[item.key], []).append(item)
         return [group for group in groups.values() if len(group) > 1]
 
-    @property
+    @cached_property
     def class_names(self) -> list[str]:
         """Class names by label, 0 … n−1."""
         names = {item.label: item.class_name for item in self.items}

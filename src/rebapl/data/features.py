@@ -128,6 +128,11 @@ class StoredFeatures:
         return self.about["rows"] - self.about["cannot_be_read"]
 
     @property
+    def own(self) -> bool:
+        """Whether they are features of somebody's own images, and not of a data set of the catalogue."""
+        return self.about.get("own", False)
+
+    @property
     def backbone(self) -> str:
         """The name of the backbone that made the features."""
         return self.about["backbone"]

@@ -42,7 +42,7 @@ def folds_for(dataset: Dataset) -> list[str]:
     ['test']
     """
     if dataset.test:
-        return [TEST]
+        return [TEST] if _held_out(dataset, TEST) else []
     items = without_copies(dataset, dataset.items)
     parts = min(PARTS, max(Counter(item.label for item in items).values()))
     if parts < 2:
@@ -60,7 +60,9 @@ def check_fold(fold: str) -> None:
 def folded(dataset: Dataset, fold: str) -> Dataset:
     """The data set with the held-out images of a fold as test images, and all others as training images.
 
-    The only image of a class is never held out, because its class could not be learned then.
+    The only image of a class is never held out, because its class could not be learned then. If all images of a class
+    are among the data set's own test images, for example because the training images are copies of them, the first one
+    by name is a training image.
 
     >>> from rebapl.data.catalogue import load_dataset
     >>> parts = [folded(load_dataset("digits"), fold) for fold in ("1/3", "test", "all")]
@@ -71,13 +73,9 @@ def folded(dataset: Dataset, fold: str) -> Dataset:
     items = dataset.items
     if fold == ALL:
         return replace(dataset, train=items, val=[], test=[])
-    if fold == TEST:
-        if not dataset.test:
-            raise UserError(f"data set '{dataset.name}' has no test images of its own: choose a fold such as 1/3")
-        held_out = without_copies(dataset, dataset.test)
-    else:
-        part, parts = map(int, fold.split("/"))
-        held_out = [item for item, number in _numbered(without_copies(dataset, items), parts) if number == part]
+    if fold == TEST and not dataset.test:
+        raise UserError(f"data set '{dataset.name}' has no test images of its own: choose a fold such as 1/3")
+    held_out = _held_out(dataset, fold)
     if not held_out:
         raise UserError(
             f"data set '{dataset.name}' has no images in fold {fold}: choose a fold of fewer parts, or add images: "
@@ -86,6 +84,23 @@ def folded(dataset: Dataset, fold: str) -> Dataset:
     contents, tested = {_content(dataset, item) for item in held_out}, set(held_out)
     train = [item for item in items if _content(dataset, item) not in contents]
     return replace(dataset, train=train, val=[], test=[item for item in items if item in tested])
+
+
+def _held_out(dataset: Dataset, fold: str) -> list[Item]:
+    """The images that a fold holds out, each photo once, so that a training image of every class remains."""
+    if fold != TEST:
+        part, parts = map(int, fold.split("/"))
+        numbered = _numbered(without_copies(dataset, dataset.items), parts)
+        return [item for item, number in numbered if number == part]
+    tested = without_copies(dataset, dataset.test)
+    contents = {_content(dataset, item) for item in tested}
+    learned = {item.label for item in dataset.items if _content(dataset, item) not in contents}
+    held_out = []
+    for item in tested:
+        if item.label in learned:
+            held_out.append(item)
+        learned.add(item.label)
+    return held_out
 
 
 def without_copies(dataset: Dataset, items: Iterable[Item]) -> list[Item]:

@@ -16,7 +16,7 @@ from typing import Any
 from rebapl.data.dataset import SPLITS, Dataset, Item
 from rebapl.data.workers import in_threads
 from rebapl.errors import UserError
-from rebapl.files import sha256, stamp
+from rebapl.files import stamp
 from rebapl.wording import few
 
 Recorded = Mapping[str, Any]
@@ -42,7 +42,7 @@ def identity(dataset: Dataset) -> str:
 def recorded_images(dataset: Dataset, trained: Iterable[Item]) -> dict[str, Any]:
     """The class, the size and the time of each image, and a checksum of the content of each image `trained` on."""
     items = list(trained)
-    sums = in_threads(lambda item: sha256(_path(dataset, item)), items)
+    sums = in_threads(lambda item: dataset.checksum(item.key), items)
     return {
         "images": {item.key: [item.class_name, *_stat(dataset, item)] for item in dataset.items},
         "trained": {item.key: checksum for item, checksum in zip(items, sums, strict=True)},
@@ -67,7 +67,7 @@ def changes(recorded: Recorded, dataset: Dataset) -> str | None:
         (class_name, size, time), (new_size, new_time) = before[key], _stat(dataset, now[key])
         if (class_name, size) != (now[key].class_name, new_size):
             return True
-        return time != new_time and key in trained and sha256(_path(dataset, now[key])) != trained[key]
+        return time != new_time and key in trained and dataset.checksum(key) != trained[key]
 
     keys_by_change = {
         "added": sorted(now.keys() - before.keys()),

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import stat
 import struct
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from rebapl.data.tars import files_in_tar, read_from_tar, tar_of
 from rebapl.errors import UserError, printable
+from rebapl.files import sha256
 from rebapl.wording import number_of
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jfif", ".avif")
@@ -55,6 +57,13 @@ NO_IMAGES = ".nomedia"
 """A folder with a file of this name is passed over, as on a phone: its images are neither learned nor answered for."""
 
 
+ImageLike = str | Path | Image.Image | np.ndarray
+"""One image: the path of a file, a Pillow image, or uint8 of shape (H, W) or (H, W, 3)."""
+
+Picture = Callable[[], Image.Image]
+"""A function that reads or converts a picture when it is called."""
+
+
 class UnreadableImageError(UserError):
     """An image is missing or broken; `reason` says why, without the name of the image."""
 
@@ -64,8 +73,8 @@ class UnreadableImageError(UserError):
 
 
 def is_image(path: Path) -> bool:
-    """Whether a path is a file with the ending of an image."""
-    return is_called_image(path) and path.is_file()
+    """Whether a path is a file with the ending of an image, and not hidden."""
+    return not path.name.startswith(".") and is_called_image(path) and path.is_file()
 
 
 def is_called_image(path: Path) -> bool:
@@ -181,6 +190,47 @@ def read_image(path: Path, upright: bool = True) -> Image.Image:
         raise UnreadableImageError(f"{printable(str(path))}: no such image", "no such image") from error
     except BROKEN as error:
         raise unreadable(str(path), error) from error
+
+
+def image_sha256(path: Path) -> str:
+    """The SHA-256 of the file of an image, which is not decoded. The path may lead through a tar archive."""
+    try:
+        tar = tar_of(path)
+        return sha256(path) if tar is None else hashlib.sha256(read_from_tar(tar, path)).hexdigest()
+    except FileNotFoundError as error:
+        raise UnreadableImageError(f"{printable(str(path))}: no such image", "no such image") from error
+    except OSError as error:
+        raise unreadable(str(path), error) from error
+
+
+def picture_of(source: object, name: str) -> Picture:
+    """A function that gives the RGB picture of a path, a Pillow image, or an array uint8 of shape (H, W) or (H, W, 3).
+
+    The type and the shape are checked now, the rest when the picture is needed. `name` names it in errors; the path of
+    a file names itself. Photos are turned upright as their EXIF orientation says.
+    """
+    if isinstance(source, str | Path):
+        return partial(read_image, Path(source))
+    if isinstance(source, np.ndarray):
+        if source.dtype != np.uint8 or not (source.ndim == 2 or (source.ndim == 3 and source.shape[2] == 3)):
+            raise UserError(
+                f"{name} is {source.dtype} of shape {source.shape}: give uint8 of shape (H, W) or (H, W, 3)"
+            )
+        if not source.size:
+            raise UserError(f"{name} of shape {source.shape} has no pixels: leave it out")
+    elif not isinstance(source, Image.Image):
+        raise UserError(f"{name} is a {type(source).__name__}: give a path, a Pillow image or a uint8 array")
+    return partial(_converted, source, name)
+
+
+def _converted(source: Image.Image | np.ndarray, name: str) -> Image.Image:
+    try:
+        image = source if isinstance(source, Image.Image) else Image.fromarray(np.ascontiguousarray(source))
+        if 0 in image.size:
+            raise ValueError("it has no pixels")
+        return as_rgb(image)
+    except BROKEN as error:
+        raise unreadable(name, error) from error
 
 
 def unreadable(name: str, error: Exception) -> UnreadableImageError:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image
 
 from rebapl.data.dataset import (
     SPLITS,
@@ -33,10 +32,10 @@ from rebapl.data.images import (
     EXTENSIONS,
     NO_IMAGES,
     FileImages,
-    as_rgb,
+    ImageLike,
     is_image,
     is_set_aside,
-    read_image,
+    picture_of,
     said_of_endings,
     subfolders,
     walk_images,
@@ -50,9 +49,6 @@ TEMPLATE = "a photo of a {}."
 SPLIT_FILE = "split_rebapl.json"
 FEWEST = 3
 """The number of images that a class needs to be split: one to train, one to validate, one to test."""
-
-ImageLike = str | Path | Image.Image | np.ndarray
-"""One image: the path of a file, a Pillow image, or uint8 of shape (H, W) or (H, W, 3)."""
 
 
 class Row(NamedTuple):
@@ -83,7 +79,8 @@ def dataset_of(
     (4, 'dog', (8, 8))
     """
     check_template(template)
-    pictures, names = list(images), list(class_names)
+    names = list(class_names)
+    pictures = [Path(image).expanduser() if isinstance(image, str | Path) else image for image in images]
     if isinstance(class_names, str) or not all(isinstance(name, str) for name in names):
         raise UserError(f"class_names is {class_names!r}: give a list of names in words")
     numbers = [_label(label, index, len(names)) for index, label in enumerate(labels)]
@@ -92,34 +89,15 @@ def dataset_of(
     refuse_repeats(names, "class_names")
     if lacking := [name for label, name in enumerate(names) if label not in set(numbers)]:
         raise UserError(f"no image has the label of class {few(lacking)}: give images of every class")
-    for index, picture in enumerate(pictures):
-        _check_picture(picture, index)
+    made = [picture_of(picture, f"image {index}") for index, picture in enumerate(pictures)]
     items = [Item(str(index), label, names[label]) for index, label in enumerate(numbers)]
-    return Dataset(name, template, items, [], [], lambda key: _rgb(pictures[int(key)]))
+    return Dataset(name, template, items, [], [], lambda key: made[int(key)](), own=True)
 
 
 def _label(label: object, index: int, classes: int) -> int:
     if isinstance(label, bool) or not hasattr(label, "__index__") or not 0 <= label.__index__() < classes:
         raise UserError(f"label {index} is {label!r}: labels are the numbers 0 … {classes - 1} of the class names")
     return label.__index__()
-
-
-def _check_picture(picture: object, index: int) -> None:
-    if isinstance(picture, np.ndarray):
-        if picture.dtype != np.uint8 or not (picture.ndim == 2 or (picture.ndim == 3 and picture.shape[2] == 3)):
-            raise UserError(
-                f"image {index} is {picture.dtype} of shape {picture.shape}: give uint8 of shape (H, W) or (H, W, 3)"
-            )
-        if not picture.size:
-            raise UserError(f"image {index} of shape {picture.shape} has no pixels: leave it out")
-    elif not isinstance(picture, str | Path | Image.Image):
-        raise UserError(f"image {index} is a {type(picture).__name__}: give a path, a Pillow image or a uint8 array")
-
-
-def _rgb(picture: ImageLike) -> Image.Image:
-    if isinstance(picture, str | Path):
-        return read_image(Path(picture).expanduser())
-    return as_rgb(picture if isinstance(picture, Image.Image) else Image.fromarray(picture))
 
 
 def load_own(
@@ -169,10 +147,10 @@ def load_own(
     check_items(splits, str(folder), repeats=stored is not None, tested=not whole)
     if stored is not None:
         wording = template or stored.about["template"]
-        return Dataset(stored.about["data"], wording, *splits, stored.load, features=stored)
+        return Dataset(stored.about["data"], wording, *splits, stored.load, features=stored, own=stored.own)
     name = path.stem if is_list else folder.resolve().name
     wording = template or own_template(path)
-    return Dataset(name, wording, *splits, FileImages(folder, upright=True), folder=folder)
+    return Dataset(name, wording, *splits, FileImages(folder, upright=True), folder=folder, own=True)
 
 
 def start_of(path: Path) -> Path:
@@ -224,7 +202,7 @@ def passed_over(folder: Path) -> str:
     for group in _class_folders(folder):
         for _ in walk_images(folder / group, endings):
             pass
-    beside = sum(is_image(path) and path.name[0] != "." for path in folder.iterdir())
+    beside = sum(map(is_image, folder.iterdir()))
     parts = [f"{number_of(beside, 'image')} beside the class folders" if beside else "", said_of_endings(endings)]
     return "; ".join(filter(None, parts))
 
@@ -247,7 +225,7 @@ def load_flat_folder(folder: Path) -> Dataset:
     name = folder.resolve().name
     keys = sorted(path.name for path in walk_images(folder))
     items = [Item(check_key(key, str(folder)), 0, name) for key in keys]
-    return Dataset(name, TEMPLATE, [], [], items, FileImages(folder, upright=True), folder=folder)
+    return Dataset(name, TEMPLATE, [], [], items, FileImages(folder, upright=True), folder=folder, own=True)
 
 
 def is_split(folder: Path) -> bool:

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import ClassVar
 
 from rebapl.data.dataset import SPLITS, Dataset, Item, Splits, check_items, check_key, named_split, read_split
 from rebapl.data.images import EXTENSIONS, FileImages, subfolders
@@ -16,10 +18,15 @@ from rebapl.files import read_json, read_lines
 from rebapl.wording import few
 from rebapl.yaml_files import read_yaml
 
+ROOT_VARIABLE = "REBAPL_DATA"
+"""The environment variable that holds the data root, for people who do not want to pass it every time."""
+
 
 @dataclass(frozen=True)
 class Entry:
     """One published data set, as `published.yaml` describes it."""
+
+    origin: ClassVar[str] = "published"
 
     name: str
     title: str
@@ -42,6 +49,29 @@ class Entry:
         lists = [_list_file(self, root, name) for name in self.lists] if split is None else []
         return [root / self.folder / self.images, *lists]
 
+    def missing(self, root: Path, split: str | None = None) -> list[Path]:
+        """Those of the `needed_files` that do not exist."""
+        needed = self.needed_files(root, split)
+        return [path for path in needed if not (path.is_file() if path.name in self.lists else path.is_dir())]
+
+    def load(self, root: str | Path | None = None, split: str | None = None, template: str | None = None) -> Dataset:
+        """Load it from below the data root. `split` is another split file: its name in the folder, or its path."""
+        root = data_root(self.name, root)
+        folder, images = root / self.folder, root / self.folder / self.images
+        _refuse(self, root, self.missing(root, split))
+        if split is not None:
+            splits = read_split(named_split(folder, split), repeats=True)
+        else:
+            splits = _READERS[self.layout](self, root)
+            classes = len({item.label for items in splits for item in items})
+            if classes != self.classes:
+                lists = folder / self.lists[0] if self.layout == "split" else images
+                raise UserError(
+                    f"{lists} has {classes} classes; {self.title} has {self.classes}: see `rebapl data list "
+                    f"{self.name}` for its files, or name a split file with split=FILE"
+                )
+        return Dataset(self.name, template or self.template, *splits, FileImages(images, upright=False), folder=images)
+
 
 PUBLISHED: dict[str, Entry] = {
     name: Entry(name, **about) for name, about in read_yaml(Path(__file__).with_name("published.yaml")).items()
@@ -49,25 +79,27 @@ PUBLISHED: dict[str, Entry] = {
 """The published data sets by name."""
 
 
-def load_published(entry: Entry, root: Path, split: str | None = None, template: str | None = None) -> Dataset:
-    """Load a published data set below `root`. `split` is another split file: its name in the folder, or its path."""
-    folder = root / entry.folder
-    images = folder / entry.images
-    _refuse_missing(entry, root, images)
-    if split is not None:
-        splits = read_split(named_split(folder, split), repeats=True)
-    else:
-        for name in entry.lists:
-            _refuse_missing(entry, root, _list_file(entry, root, name))
-        splits = _READERS[entry.layout](entry, root)
-        classes = len({item.label for items in splits for item in items})
-        if classes != entry.classes:
-            lists = folder / entry.lists[0] if entry.layout == "split" else images
-            raise UserError(
-                f"{lists} has {classes} classes; {entry.title} has {entry.classes}: see `rebapl data list "
-                f"{entry.name}` for its files, or name a split file with split=FILE"
-            )
-    return Dataset(entry.name, template or entry.template, *splits, FileImages(images, upright=False), folder=images)
+def data_root(name: str, root: str | Path | None = None) -> Path:
+    """The folder that holds the published data sets: `root`, or the one in $REBAPL_DATA. Having neither is an error."""
+    folder = given_root(root)
+    if folder is None:
+        entry = PUBLISHED[name]
+        raise UserError(
+            f"data set '{name}' is read from files: say where with --root DIR (or root=…, or ${ROOT_VARIABLE}); "
+            f"DIR/{entry.folder}/{entry.images} is expected there, as `rebapl data list {name}` describes"
+        )
+    return folder
+
+
+def given_root(root: str | Path | None = None) -> Path | None:
+    """The data root: `root`, or the one in $REBAPL_DATA; None if there is neither."""
+    path = root if root is not None else os.environ.get(ROOT_VARIABLE)
+    if not path:
+        return None
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise UserError(f"data root {folder} is not a folder")
+    return folder
 
 
 def _list_file(entry: Entry, root: Path, name: str) -> Path:
@@ -76,13 +108,12 @@ def _list_file(entry: Entry, root: Path, name: str) -> Path:
     return shared if name == "classnames.txt" and not own.exists() and shared.exists() else own
 
 
-def _refuse_missing(entry: Entry, root: Path, path: Path) -> None:
-    """Refuse a data set in which the list or the folder of images at `path` is missing."""
-    if path.is_file() if path.name in entry.lists else path.is_dir():
-        return
-    never = " Splits are never made up." if path.name in entry.lists and path.name != "classnames.txt" else ""
-    whence = "; ".join(entry.sources_of(path.name))
-    raise UserError(f"{entry.title} is not complete below {root}: there is no {path}. To get it: {whence}.{never}")
+def _refuse(entry: Entry, root: Path, missing: Sequence[Path]) -> None:
+    """Refuse a data set of which lists or folders of images are missing. The error is about the first of them."""
+    for path in missing:
+        never = " Splits are never made up." if path.name in entry.lists and path.name != "classnames.txt" else ""
+        whence = "; ".join(entry.sources_of(path.name))
+        raise UserError(f"{entry.title} is not complete below {root}: there is no {path}. To get it: {whence}.{never}")
 
 
 def _split_file(entry: Entry, root: Path) -> Splits:
@@ -114,8 +145,7 @@ def _imagenet(entry: Entry, root: Path) -> Splits:
     So there are no validation images, because settings must not be chosen on images that are tested later.
     """
     images, names = root / entry.folder / entry.images, _class_names(entry, root)
-    for part in ("train", "val"):
-        _refuse_missing(entry, root, images / part)
+    _refuse(entry, root, [images / part for part in ("train", "val") if not (images / part).is_dir()])
     return Splits(_class_folders(images, "train/", names), [], _class_folders(images, "val/", names))
 
 

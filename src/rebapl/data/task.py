@@ -93,7 +93,7 @@ def load_task(
     """
     if test_images is not None and test_images < 1:
         raise UserError(f"test_images = {test_images}: at least one is needed")
-    target_splits = targets_of(protocol, data if isinstance(data, str) else data.name, targets)
+    target_splits = targets_of(protocol, data if isinstance(data, str) else data.catalogue_name, targets)
     if fold is not None:
         check_fold_use(fold, protocol, split)
     whole = fold is not None
@@ -205,8 +205,8 @@ def targets_of(protocol: str, data: str, targets: Sequence[str] | None = None) -
     if targets is None:
         if data != SOURCE:
             raise UserError(
-                f"{protocol} from '{data}' has no published targets (those are for {SOURCE}): name the data sets to "
-                "test on, as in targets=shapes,letters"
+                f"{protocol} has published targets only for {SOURCE}: name the data sets to test on, as in "
+                "targets=shapes,letters"
             )
         targets = TARGETS[protocol]
     split_by_name = dict(map(split_of, targets))

@@ -236,9 +236,8 @@ def _changed_for(posterior: Posterior, task: Task, part: Part) -> dict[str, Any]
     about = posterior.about
     if part.dataset is task.dataset or about.get("method") not in METHODS:  # a learner that is not registered
         return {}
-    return target_settings(
-        about["method"], about["method_settings"], task.protocol, task.dataset.name, part.dataset.name
-    )
+    names = task.dataset.catalogue_name, part.dataset.catalogue_name
+    return target_settings(about["method"], about["method_settings"], task.protocol, *names)
 
 
 FITTED = ("weights", "temperature", "threshold", "conformal", "outside")
@@ -309,7 +308,7 @@ def outside_part(outside: str, task: Task, root: Path | None = None) -> Part:
     name, split = split_of(outside)
     if name in task.tests and list(task.tests[name].class_names) != list(task.train.class_names):
         return task.tests[name]
-    if name in (task.dataset.name, *task.tests, "novel"):
+    if name in (task.dataset.catalogue_name, *task.tests, "novel"):
         raise UserError(
             f"outside '{name}' is no outside here: the trained classes are among it, or this protocol has no such "
             "part; name another data set"

@@ -30,9 +30,9 @@ from torch import Tensor
 
 from rebapl.backbones import DualEncoder
 from rebapl.learners.base import Output
-from rebapl.learners.cocoop import REDUCTION
+from rebapl.learners.cocoop import bottleneck
 from rebapl.learners.coop import CoOp, CoOpConfig
-from rebapl.learners.initial import draw_linear, undrawn_linear
+from rebapl.learners.initial import draw_linear
 from rebapl.learners.registry import register
 
 
@@ -52,9 +52,7 @@ class APP(CoOp):
 
     def __init__(self, encoder: DualEncoder, config: APPConfig) -> None:
         super().__init__(encoder, config)
-        hidden = max(1, encoder.joint_width // REDUCTION)
-        self.squeeze = undrawn_linear(encoder.joint_width, hidden, encoder.device)
-        self.expand = undrawn_linear(hidden, encoder.text.width, encoder.device)
+        self.squeeze, self.expand = bottleneck(encoder)
 
     def reset(self, generator: torch.Generator) -> None:
         super().reset(generator)

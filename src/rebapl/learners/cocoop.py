@@ -24,6 +24,12 @@ from rebapl.learners.registry import register
 REDUCTION = 16
 
 
+def bottleneck(encoder: DualEncoder) -> tuple[nn.Linear, nn.Linear]:
+    """The two layers of π. They have not been drawn yet."""
+    hidden, device = max(1, encoder.joint_width // REDUCTION), encoder.device
+    return undrawn_linear(encoder.joint_width, hidden, device), undrawn_linear(hidden, encoder.text.width, device)
+
+
 @register("cocoop", ContextConfig)
 class CoCoOp(TextLearner):
     repels_in = "text"
@@ -32,10 +38,8 @@ class CoCoOp(TextLearner):
     def __init__(self, encoder: DualEncoder, config: ContextConfig) -> None:
         super().__init__(encoder, config)
         self.tokens, self.init_ids = context_ids(encoder, config.tokens, config.init, otherwise=4)
-        hidden = max(1, encoder.joint_width // REDUCTION)
         self.context = nn.Parameter(torch.empty(self.tokens, encoder.text.width, device=encoder.device))
-        self.squeeze = undrawn_linear(encoder.joint_width, hidden, encoder.device)
-        self.expand = undrawn_linear(hidden, encoder.text.width, encoder.device)
+        self.squeeze, self.expand = bottleneck(encoder)
 
     def prepare_text(self) -> None:
         self.text = self.encoder.tokenize([[self.tokens, f"{name}."] for name in self.class_names])

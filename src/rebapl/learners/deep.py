@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Annotated
 
 import torch
@@ -173,21 +173,13 @@ class DeepPrompts(VisionPrompts):
         return {"text": deep_text_features(self.encoder, self.sequences, list(self.text.values()))}
 
 
-@dataclass(frozen=True)
-class StatesWithFeatures(States):
-    """The states of images on their way through the image tower, with the features that the frozen model gives them.
-
-    A loss compares with these normalised `features` (B, e). Outside of training only VaMP needs them.
-    """
-
-    features: Tensor = field(kw_only=True)
-
-
 @torch.no_grad()
-def with_features(encoder: DualEncoder, states: States) -> StatesWithFeatures:
-    """These image states, with the features that the frozen tower computes from them."""
-    features = F.normalize(encoder.vision.features(states), dim=-1)
-    return StatesWithFeatures(states.hidden, states.read, states.layer, features=features)
+def with_features(encoder: DualEncoder, states: States) -> States:
+    """These image states, with the features that the frozen tower computes from them.
+
+    A loss compares with these features. Outside of training only VaMP needs them.
+    """
+    return replace(states, features=F.normalize(encoder.vision.features(states), dim=-1))
 
 
 def frozen_image(output: Output, method: str) -> Tensor:

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from rebapl.backbones import DualEncoder, Edit, Insert, Replace, States, Tower
 from rebapl.errors import UserError
 from rebapl.learners.base import Learner, Output
-from rebapl.learners.deep import StatesWithFeatures, frozen_image, scaled_depth, with_features
+from rebapl.learners.deep import frozen_image, scaled_depth, with_features
 from rebapl.learners.initial import draw_linear, draw_normal, undrawn_linear
 from rebapl.learners.registry import register
 from rebapl.settings import Settings
@@ -114,7 +114,7 @@ class RepresentationLearner(Learner[States]):
             "image": F.normalize(tower.projection(states[:, 0]).float(), dim=-1),
             "representation": F.normalize(self.project(states[:, AFTER_FIRST:].float().mean(1)), dim=-1),
         }
-        if isinstance(frozen, StatesWithFeatures):
+        if frozen.features is not None:
             clouds["frozen_image"] = frozen.features
         by_class, by_representation = _both_logits(clouds, classes)
         share = self.config.class_share if self.mixes_heads else 1.0

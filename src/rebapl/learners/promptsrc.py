@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rebapl.backbones import States
 from rebapl.learners.base import Output
-from rebapl.learners.deep import DeepConfig, Depth, StatesWithFeatures, frozen_image, with_features
+from rebapl.learners.deep import DeepConfig, Depth, frozen_image, with_features
 from rebapl.learners.ivlp import IVLP
 from rebapl.learners.registry import register
 from rebapl.learners.templates import Templates, mean_features
@@ -72,7 +72,7 @@ class PromptSRC(IVLP):
 
     def respond(self, frozen: States, classes: Mapping[str, Tensor]) -> Output:
         output = super().respond(frozen, classes)
-        if not isinstance(frozen, StatesWithFeatures):
+        if frozen.features is None:
             return output
         return replace(output, per_image={**output.per_image, "frozen_image": frozen.features})
 

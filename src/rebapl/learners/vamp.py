@@ -40,7 +40,6 @@ from rebapl.backbones import DualEncoder, States
 from rebapl.learners.base import Output
 from rebapl.learners.cocoop import REDUCTION
 from rebapl.learners.deep import (
-    StatesWithFeatures,
     VisionPrompts,
     deep_text_features,
     opening_ids,
@@ -105,7 +104,7 @@ class VaMP(VisionPrompts):
             self.prior[layer].load_state_dict(self.posterior[layer].state_dict())
 
     @torch.no_grad()
-    def frozen(self, images: Tensor) -> StatesWithFeatures:
+    def frozen(self, images: Tensor) -> States:
         return with_features(self.encoder, self.encoder.embed_images(images))
 
     def encode_classes(self) -> Mapping[str, Tensor]:
@@ -114,7 +113,7 @@ class VaMP(VisionPrompts):
 
     def respond(self, frozen: States, classes: Mapping[str, Tensor]) -> Output:
         """The clouds `mean` and `log_variance` (B, J·b·d) are those of N(μ, σ²)."""
-        assert isinstance(frozen, StatesWithFeatures)
+        assert frozen.features is not None
         image = self.prompted_image(frozen)
         mean, log_variance = self._moments(self.posterior, frozen.features)
         count, noise = 1 if self.training else self.config.samples, self.noise_stream()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
 
@@ -14,13 +13,11 @@ from torch import Tensor
 
 from rebapl.backbones.features import AT_ONCE
 from rebapl.data.images import (
-    BROKEN,
     EXTENSIONS,
-    as_rgb,
+    Picture,
     images_in_tar,
-    read_image,
+    picture_of,
     said_of_endings,
-    unreadable,
     walk_images,
 )
 from rebapl.data.tars import is_tar
@@ -31,9 +28,6 @@ from rebapl.files import read_csv, read_lines
 
 Source = str | Path | Image.Image | np.ndarray | Tensor
 Images = Source | Sequence[Source]
-Picture = Callable[[], Image.Image]
-"""A function that reads or converts a picture when it is called."""
-
 PATH_COLUMNS = ("path", "image")
 """The accepted names for the column of paths in a CSV list: `path` as in data sets, `image` as in `rebapl predict`."""
 
@@ -72,33 +66,17 @@ def _named_pictures(images: Images) -> list[tuple[str, Picture]]:
     pictures: list[tuple[str, Picture]] = []
     one_source = isinstance(images, str | Path | Image.Image | np.ndarray | Tensor)
     sources = [images] if one_source or not isinstance(images, Iterable) else images
-    for index, source in enumerate(sources):
+    for source in sources:
+        named: Iterable[tuple[str, object]]
         if isinstance(source, str | Path):
-            pictures += [(str(file), partial(read_image, file)) for file in ImageFiles([Path(source)])]
-        elif isinstance(source, Image.Image):
-            name = str(getattr(source, "filename", "")) or f"image {len(pictures)}"
-            pictures.append((name, partial(_upright, source, name)))
+            named = ((str(file), file) for file in ImageFiles([Path(source)]))
         elif isinstance(source, np.ndarray | Tensor):
             arrays = enumerate(_channels_last(source), start=len(pictures))
-            pictures += [(f"image {number}", partial(_of_array, array)) for number, array in arrays]
+            named = ((f"image {number}", array) for number, array in arrays)
         else:
-            raise UserError(
-                f"image {index} is a {type(source).__name__}: give files, folders, images of Pillow, or arrays"
-            )
+            named = [(str(getattr(source, "filename", "")) or f"image {len(pictures)}", source)]
+        pictures += [(name, picture_of(each, name)) for name, each in named]
     return pictures
-
-
-def _upright(image: Image.Image, name: str) -> Image.Image:
-    try:
-        if 0 in image.size:
-            raise ValueError("it has no pixels")
-        return as_rgb(image)
-    except BROKEN as error:
-        raise unreadable(name, error) from error
-
-
-def _of_array(array: np.ndarray) -> Image.Image:
-    return Image.fromarray(np.ascontiguousarray(array))
 
 
 def _channels_last(images: np.ndarray | Tensor) -> np.ndarray:

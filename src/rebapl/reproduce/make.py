@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rebapl.data.catalogue import given_root
-from rebapl.data.published import PUBLISHED
+from rebapl.data.published import PUBLISHED, given_root
 from rebapl.data.task import targets_of
 from rebapl.errors import UserError
 from rebapl.files import read_json, write_atomically, write_json
@@ -113,6 +112,5 @@ def missing_data(configs: Iterable[RunConfig], root: Path | None) -> list[str]:
         if folder is None:
             lines.append(f"{data}: no --root is given")
         else:
-            needed = PUBLISHED[data].needed_files(folder, split)
-            lines += [f"{data}: there is no {path}" for path in needed if not path.exists()]
+            lines += [f"{data}: there is no {path}" for path in PUBLISHED[data].missing(folder, split)]
     return lines

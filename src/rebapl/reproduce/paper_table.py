@@ -61,8 +61,8 @@ class Context:
     def result(self, config: RunConfig) -> RunResult:
         """The stored result of a finished run. A run whose answers were changed after its training is refused."""
         folder = run_folder(config, self.runs)
-        result, inference = read_result(folder), config.resolved().training.inference
-        if changed := result.changed_answers(1 if inference is None else inference.views):
+        result = read_result(folder)
+        if changed := result.changed_answers(config.resolved().training.views):
             raise UserError(
                 f"{folder} no longer answers as it was trained ({', '.join(changed)}): undo that by `rebapl evaluate` "
                 "with --uniform-weights, --no-temperature or --views, or choose another --runs"

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from rebapl.backbones import DEFAULT_BACKBONE
-from rebapl.data.catalogue import data_root, given_root, is_own, own_path
-from rebapl.data.published import PUBLISHED
+from rebapl.data.catalogue import is_own, own_path
+from rebapl.data.published import PUBLISHED, data_root, given_root
 from rebapl.data.task import SOURCE, TARGETS
 from rebapl.errors import UserError, unknown
 from rebapl.learners import METHODS, published

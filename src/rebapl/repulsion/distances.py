@@ -108,6 +108,9 @@ class Distance(Settings):
     space: ClassVar[str | None] = None
     """The only feature space whose points it can compare; None: it can compare those of any."""
 
+    of_equal_sizes: ClassVar[bool] = False
+    """Whether both clouds must have the same number of points."""
+
     rounding: ClassVar[float] = 0.0
     """A d² up to this value may be float32 rounding alone, whatever the scale of the features."""
 
@@ -171,19 +174,11 @@ class Paired(Distance):
     settings.
     """
 
+    of_equal_sizes: ClassVar[bool] = True
+
     def between(self, x: Tensor, stored: Stored) -> Tensor:
         """Mean squared distance between x (n, d) and each stored cloud (s, n, d), row by row; shape (s,)."""
-        check_rows(x, stored, self.kind)
         return (x - stored.cloud).square().sum(-1).mean(-1)
-
-
-def check_rows(x: Tensor, stored: Stored, kind: str) -> None:
-    """Raise an error if x has another number of points than the stored clouds: a distance by rows needs the same."""
-    if x.shape[0] != stored.cloud.shape[1]:
-        raise UserError(
-            f"the distance '{kind}' compares row by row and needs equally many points; got {x.shape[0]} and "
-            f"{stored.cloud.shape[1]} stored ones (give rows=, the pool's indices of these points)"
-        )
 
 
 def squared_distance(x: Tensor, y: Tensor, distance: str | Distance = "mmd", **options: Any) -> Tensor:
@@ -195,13 +190,18 @@ def squared_distance(x: Tensor, y: Tensor, distance: str | Distance = "mmd", **o
     """
     chosen = DISTANCES.find(distance)(**options) if isinstance(distance, str) else distance
     x, y = as_points(x), as_points(y.detach())
-    check_dimensions(x, y)
+    check_clouds(chosen, x, y)
     stored = chosen.prepare(y.to(x), torch.Generator().manual_seed(0))
     chosen.check(x.detach(), stored)
     return chosen.between(x, stored)[0]
 
 
-def check_dimensions(x: Tensor, stored: Tensor) -> None:
-    """Raise an error if the points of two clouds have different numbers of coordinates."""
+def check_clouds(distance: Distance, x: Tensor, stored: Tensor) -> None:
+    """Raise an error if a distance cannot compare x (n, d) with stored clouds (…, m, d) because of their shapes."""
     if x.shape[-1] != stored.shape[-1]:
         raise UserError(f"clouds of {x.shape[-1]} and {stored.shape[-1]} dimensions cannot be compared")
+    if distance.of_equal_sizes and x.shape[0] != stored.shape[-2]:
+        raise UserError(
+            f"the distance '{distance.kind}' needs clouds of equally many points; got {x.shape[0]} and "
+            f"{stored.shape[-2]} stored ones (give rows=, the pool's indices of these points)"
+        )

@@ -19,17 +19,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rebapl.repulsion.distances import Distance, Stored, check_rows, register_distance
+from rebapl.repulsion.distances import Distance, Stored, register_distance
 
 
 class Divergence(Distance):
     """A divergence between class probabilities; it has no settings."""
 
     space: ClassVar[str | None] = "logits"
+    of_equal_sizes: ClassVar[bool] = True
 
     def between(self, x: Tensor, stored: Stored) -> Tensor:
         """The mean divergence between logits x (n, C) and each stored cloud (s, n, C), row by row; shape (s,)."""
-        check_rows(x, stored, self.kind)
         return self.of(x.log_softmax(-1), stored.cloud.log_softmax(-1)).sum(-1).mean(-1)
 
     def of(self, p: Tensor, q: Tensor) -> Tensor:

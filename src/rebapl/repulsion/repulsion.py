@@ -24,7 +24,7 @@ from pydantic import Field
 from torch import Tensor
 
 from rebapl.errors import UserError
-from rebapl.repulsion.distances import DISTANCES, Distance, as_points, check_dimensions
+from rebapl.repulsion.distances import DISTANCES, Distance, as_points, check_clouds
 from rebapl.repulsion.force import FORCES, POTENTIALS, Absolute, Fading, Force, Inverse, Potential, Relative
 from rebapl.repulsion.memory import Keep, Memory
 from rebapl.repulsion.mmd import MMD
@@ -287,8 +287,8 @@ class Repulsion:
         x = as_points(cloud)
         remembered = self.memory.stored
         assert remembered is not None
-        check_dimensions(x, remembered.cloud)
         stored = remembered if rows is None else remembered.rows(rows)
+        check_clouds(self.distance, x, stored.cloud)
         squared = self.distance.between(x.to(stored.cloud.dtype), stored)
         scale = stored.shared["scale"]
         epsilon = self.potential.epsilon * scale

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -50,6 +51,7 @@ class Sinkhorn(Distance):
     Smaller values than the accepted ones would need more updates; `wasserstein` has no regularisation at all.
     """
 
+    of_equal_sizes: ClassVar[bool] = True
     regularisation: float = Field(default=0.1, ge=0.05)
 
     def prepare(self, cloud: Tensor, generator: torch.Generator) -> Stored:  # noqa: ARG002
@@ -60,17 +62,15 @@ class Sinkhorn(Distance):
         return Stored(cloud[None], per_pair={"costs": costs[None]}, shared={"r": r[None]})
 
     def between(self, x: Tensor, stored: Stored) -> Tensor:
-        """Sinkhorn divergence between x (n, d) and each stored cloud (s, m, d); shape (s,)."""
+        """Sinkhorn divergence between x (n, d) and each stored cloud (s, n, d); shape (s,)."""
         r = stored.shared["r"][:, None, None]
         other = stored.per_pair["costs"]
         mean, means = x.mean(-2), stored.cloud.mean(-2)
         x, y = x - mean, stored.cloud - means[:, None]
         own = squared_distances(x, x).expand(len(other), -1, -1)
         cross = squared_distances(x, y)
-        if cross.shape == other.shape:  # all three problems in one call: a third of the kernels to launch on a GPU
-            cross_cost, own_cost, other_cost = _transport(torch.cat([cross, own, other]), r.repeat(3, 1, 1)).chunk(3)
-        else:
-            cross_cost, own_cost, other_cost = (_transport(cost, r) for cost in (cross, own, other))
+        # All three problems in one call: a third of the kernels to launch on a GPU.
+        cross_cost, own_cost, other_cost = _transport(torch.cat([cross, own, other]), r.repeat(3, 1, 1)).chunk(3)
         shift = (mean - means).square().sum(-1)
         return shift + (cross_cost - 0.5 * own_cost - 0.5 * other_cost).clamp(min=0)
 
@@ -92,7 +92,7 @@ class Sinkhorn(Distance):
 
 
 def _transport(cost: Tensor, r: Tensor) -> Tensor:
-    """OT (s,) for costs (s, n, m): the dual objective at potentials f (s, n, 1) and g (s, 1, m)."""
+    """OT (s,) for costs (s, n, n): the dual objective at potentials f (s, n, 1) and g (s, 1, n)."""
     f, g = _potentials(cost, r)
     mass = torch.exp((f + g - cost) / r).mean((1, 2))
     return f.mean((1, 2)) + g.mean((1, 2)) - r.flatten() * (mass - 1)
@@ -100,7 +100,7 @@ def _transport(cost: Tensor, r: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _potentials(cost: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
-    """f (s, n, 1) and g (s, 1, m) after all updates."""
+    """f (s, n, 1) and g (s, 1, n) after all updates."""
     f, g = torch.zeros_like(cost[:, :, :1]), torch.zeros_like(cost[:, :1, :])
     before = f.clone(), g.clone()  # copies: for the same tensors the update would be compiled a second time
     widest = torch.maximum(cost.amax((1, 2), keepdim=True), r)
@@ -113,9 +113,9 @@ def _potentials(cost: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
 
 def update(f: Tensor, g: Tensor, f_before: Tensor, g_before: Tensor, cost: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
     """The next potentials, from the last ones and those before them, at the regularisation r (s, 1, 1)."""
-    n, m = cost.shape[1:]
-    f_best = r * (math.log(m) - torch.logsumexp((g - cost) / r, dim=2, keepdim=True))
-    g_best = r * (math.log(n) - torch.logsumexp((f - cost) / r, dim=1, keepdim=True))
+    log_n = math.log(cost.shape[1])
+    f_best = r * (log_n - torch.logsumexp((g - cost) / r, dim=2, keepdim=True))
+    g_best = r * (log_n - torch.logsumexp((f - cost) / r, dim=1, keepdim=True))
     f_next, g_next = torch.lerp(f, f_best, STRIDE), torch.lerp(g, g_best, STRIDE)
     return torch.lerp(f_before, f_next, REACH), torch.lerp(g_before, g_next, REACH)
 

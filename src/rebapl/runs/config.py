@@ -129,7 +129,7 @@ class RunConfig(Settings):
             self.method,
             self.inference,
             protocol=self.protocol,
-            data=data_name(self.data),
+            data=catalogue_name(self.data),
             shots=self.shots,
             epochs=self.epochs,
             method_settings=self.method_settings,
@@ -198,6 +198,21 @@ def data_name(data: str) -> str:
     if is_own(data) and is_features(path):
         return StoredFeatures.read(path).about["data"]
     return (path.stem if path.suffix.lower() == ".csv" else path.name) if is_own(data) else data
+
+
+def catalogue_name(data: str) -> str:
+    """The name by which catalogues and recipes know a data set; empty if `data` is the path of somebody's own images.
+
+    Stored features have the name of the data set from which they were computed.
+
+    >>> catalogue_name("eurosat"), catalogue_name("photos/eurosat")
+    ('eurosat', '')
+    """
+    if not is_own(data):
+        return data
+    folder = Path(data).expanduser()
+    stored = StoredFeatures.read(folder) if is_features(folder) else None
+    return "" if stored is None or stored.own else stored.about["data"]
 
 
 def own_images(data: str, split: str | None, template: str | None, whole: bool) -> tuple[Dataset, str]:

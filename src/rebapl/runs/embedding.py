@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image
 from torch import Tensor
 
 from rebapl import __version__
@@ -20,11 +18,10 @@ from rebapl.backbones.features import encode
 from rebapl.data.catalogue import is_own, load_dataset
 from rebapl.data.dataset import SPLITS, Dataset
 from rebapl.data.features import PRECISIONS, WHAT, FeatureRow, shard_bytes, shard_files
-from rebapl.data.images import UnreadableImageError, as_rgb, read_image
+from rebapl.data.images import UnreadableImageError, as_rgb, image_sha256, read_image
 from rebapl.data.own_images import TEMPLATE, has_classes, own_rows, own_template, read_names
-from rebapl.data.tars import is_tar, labels_in_tar, read_from_tar, sample_of, tar_of
+from rebapl.data.tars import is_tar, labels_in_tar, sample_of
 from rebapl.errors import UserError
-from rebapl.files import sha256
 from rebapl.posterior.answers import CPU_PORTION, Pace, by_one_torch_thread, read_ahead
 from rebapl.posterior.images import ImageFiles
 from rebapl.posterior.passes import CHUNK
@@ -187,6 +184,7 @@ def plan_features(
         "precision": precision,
         "width": encoder.joint_width,
         "data": images.name,
+        "own": images.data is None,
         "template": images.template,
         "classes": inquiry.classes,
     }
@@ -243,19 +241,18 @@ def _embedded(
 
 def _reader(inquiry: FeatureInquiry, encoder: DualEncoder) -> Callable[[Entry], tuple[FeatureRow, Tensor | None, str]]:
     """A function that reads an image: its row, its view, and an empty text; or its row, None, and the error."""
-    folder: Path | None = Path(inquiry.start)
-    load: Callable[[str], Image.Image] = lambda name: read_image(Path(inquiry.start) / name)  # noqa: E731
-    if inquiry.data is not None:
-        dataset = _dataset(inquiry.data, inquiry.root, inquiry.split)
-        folder, load = dataset.folder, dataset.load
-    classes = inquiry.classes or {}
+    start, classes = Path(inquiry.start), inquiry.classes or {}
+    dataset = None if inquiry.data is None else _dataset(inquiry.data, inquiry.root, inquiry.split)
 
     def read(entry: Entry) -> tuple[FeatureRow, Tensor | None, str]:
         name, label, part = entry
         row = FeatureRow(as_text(name), "", label, classes.get(label), part or None)
         try:
-            image = as_rgb(load(name), upright=False)  # `load` has turned it upright already if it should be
-            checksum = _checksum(image if folder is None else folder / name)
+            if dataset is None:
+                image, checksum = read_image(start / name), image_sha256(start / name)
+            else:
+                image = as_rgb(dataset.load(name), upright=False)  # `load` has turned it upright if it should be
+                checksum = dataset.checksum(name, image)
             return row._replace(sha256=checksum), encoder.preprocessing.centre(image), ""
         except UnreadableImageError as error:
             if inquiry.strict:
@@ -268,11 +265,3 @@ def _reader(inquiry: FeatureInquiry, encoder: DualEncoder) -> Callable[[Entry], 
 @functools.lru_cache(maxsize=1)
 def _dataset(name: str, root: str | None, split: str | None) -> Dataset:
     return load_dataset(name, root, split=split)
-
-
-def _checksum(image: Image.Image | Path) -> str:
-    """The SHA-256 of the file of an image, or of its RGB pixels if it has no file."""
-    if isinstance(image, Image.Image):
-        return hashlib.sha256(image.tobytes()).hexdigest()
-    tar = tar_of(image)
-    return sha256(image) if tar is None else hashlib.sha256(read_from_tar(tar, image)).hexdigest()

@@ -26,7 +26,15 @@ from rebapl.errors import UserError
 from rebapl.evaluation.tasks import target_settings
 from rebapl.files import content_sha256, is_leftover, read_json, sha256, write_json
 from rebapl.posterior.storage import INSIDE
-from rebapl.runs.config import ResolvedRun, RunConfig, data_name, first_difference, hash_of, with_full_paths
+from rebapl.runs.config import (
+    ResolvedRun,
+    RunConfig,
+    catalogue_name,
+    data_name,
+    first_difference,
+    hash_of,
+    with_full_paths,
+)
 from rebapl.runs.results import CONFIG, RESULTS, PartScores, RunResult, read_result
 from rebapl.settings import SettingError
 from rebapl.training.checkpoint import load_checkpoint
@@ -192,7 +200,7 @@ def _stale(part: PartScores, config: RunConfig, name: str) -> bool:
         return False
     if part.split != dict(map(split_of, config.targets or ())).get(name):
         return True
-    source, target = data_name(config.data), data_name(name)
+    source, target = catalogue_name(config.data), catalogue_name(name)
     settings = config.resolved().training.method_settings.plain()
     return part.target_settings != target_settings(config.method, settings, config.protocol, source, target)
 

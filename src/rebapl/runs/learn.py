@@ -118,7 +118,7 @@ class Lesson:
         few images; see `FULL_SHOTS`.
         """
         final, train = config.changed(protocol="few-shot", fold=ALL), self.tasks[ALL].train
-        epochs = published(config.method, "few-shot", self.dataset.name, config.shots)[1].epochs
+        epochs = published(config.method, "few-shot", self.dataset.catalogue_name, config.shots)[1].epochs
         per_class = len(train.items) / len(train.class_names)
         if config.epochs is None and epochs and per_class < FULL_SHOTS:
             final = final.changed(epochs=math.ceil(epochs * FULL_SHOTS / per_class))
@@ -134,7 +134,7 @@ class Lesson:
     def unmeasured(self) -> list[str]:
         """The classes with a single image, which is always used for training and never held out."""
         counts = Counter(item.class_name for item in without_copies(self.dataset, self.dataset.items))
-        return [] if self.dataset.test else [name for name, count in counts.items() if count == 1]
+        return [name for name, count in counts.items() if count == 1]
 
     def held_out(self, fold: str) -> Part:
         """The images of a fold."""

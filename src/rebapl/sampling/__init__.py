@@ -2,11 +2,11 @@
 
 from rebapl.learnable import Learnable
 from rebapl.sampling.chain import Chain
-from rebapl.sampling.diagnostics import Diagnostics, NonFiniteError
-from rebapl.sampling.loop import Batches, Drawing, Loop, Sample
+from rebapl.sampling.diagnostics import NonFiniteError
+from rebapl.sampling.loop import Drawing, Loop, Sample
 from rebapl.sampling.presets import PRESETS, preset, preset_values, register_preset
 from rebapl.sampling.schedule import CyclicalSchedule
-from rebapl.sampling.settings import SAMPLERS, Adaptive, Inference, Repelling
+from rebapl.sampling.settings import SAMPLERS, Adaptive, Inference
 from rebapl.sampling.sghmc import SGHMC
 from rebapl.sampling.sgld import SGLD
 from rebapl.sampling.svgd import SVGD
@@ -21,16 +21,13 @@ __all__ = [
     "SGLD",
     "SVGD",
     "Adaptive",
-    "Batches",
     "Chain",
     "CyclicalSchedule",
-    "Diagnostics",
     "Drawing",
     "Inference",
     "Learnable",
     "Loop",
     "NonFiniteError",
-    "Repelling",
     "Sample",
     "preset",
     "preset_values",

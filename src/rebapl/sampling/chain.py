@@ -16,7 +16,6 @@ other at all. Each of them has random streams of its own, so that another proces
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -26,7 +25,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from rebapl.captured import Capturing, accelerated
-from rebapl.compiled import compiling
+from rebapl.compiled import compiling, is_compiling
 from rebapl.errors import UserError
 from rebapl.randomness import derived_seed, generator
 from rebapl.repulsion import Repulsion, kick
@@ -37,7 +36,7 @@ from rebapl.sampling.loop import Drawing, Loop, Sample, cpu_copy
 from rebapl.sampling.objective import PORTION, Batch, Gradients, Objective, ReferencePool, evaluating
 from rebapl.sampling.schedule import build_schedule
 from rebapl.sampling.settings import Cold, Repelling, Warm
-from rebapl.sampling.swag import GaussianPath
+from rebapl.sampling.summary import build_summary
 
 COMPILED_FROM = 10_000
 """The least number of steps of a run whose layers are compiled. Compiling costs some ten seconds and saves one or two
@@ -60,7 +59,8 @@ class Chain(Loop):
     * `capture`: replay forward and backward passes as CUDA graphs, which is several times faster for small batches;
       None: on a GPU. All batches must then have the same shape. If `batches` is a `Drawing`, batches are drawn inside
       the pass.
-    * `compile`: compile the layers of the backbone; None: on a GPU, if the run is long enough for it to pay.
+    * `compile`: compile the layers of the backbone; None: on a GPU, if the run is long enough for it to pay, and
+      inside `rebapl.compiled.compiling()`.
     """
 
     streams = ("chain/sampler", "chain/restart", "chain/repulsion", "chain/learner")
@@ -84,12 +84,13 @@ class Chain(Loop):
             space = settings.space or self.learner.repels_in
             if space is None:
                 raise UserError("this learner names no feature space to repel in: set the repulsion's `space`")
-            self.reference = self._pool(space, images, settings.images, settings.rows)
+            if images is not None:
+                images = images[: inference.pool_size].to(self.device)
+            example = self.batches(0)[0][:1]
+            self.reference = ReferencePool(self.learner, space, images, settings.images, example, settings.rows)
             first = self._repulsion(settings, self.reference, anchor)
             self.repulsions = [first, *(first.beside() for _ in range(inference.chains - 1))]
-        average = inference.averaging
-        self.average = None if average is None else EpochAverage(inference.epochs, average.mean, average.std)
-        self.path = None if inference.swag is None else GaussianPath()
+        self.summary = build_summary(inference, self.steps_per_epoch, self.generators["chain/sampler"])
         captures = accelerated(self.device) if self.capture is None else self.capture
         self.capturing = Capturing([self.generators["chain/learner"]]) if captures else None
         pays = accelerated(self.device) and self.steps_in_all >= COMPILED_FROM
@@ -139,18 +140,10 @@ class Chain(Loop):
         gradients = self._gradients(batch)
         self._move(now, gradients)
         self.schedule.step()
-        if self.average is not None and (now + 1) % self.steps_per_epoch == 0:
-            epoch = (now // self.steps_per_epoch) % self.inference.epochs
-            self.average.add(epoch, self.parameters)
         checked = self._checked(now, gradients.loss)
-        if self.schedule.at_sample and self.path is not None:
-            self.path.add(self.parameters)
-        elif self.schedule.at_sample:
-            self._keep(cycle, chain, None if self.average is None else self.average.sums)
+        for sample in self.summary.samples_after(self.parameters, self.schedule):
+            self._keep(cycle, chain, sample)
         if self.schedule.at_cycle_end:
-            if self.path is not None:
-                for _ in range(self.inference.samples_per_cycle):
-                    self._keep(cycle, chain, self.path.draw(self.generators["chain/sampler"]))
             self._end_cycle(cycle, chain)
         return checked
 
@@ -169,10 +162,7 @@ class Chain(Loop):
             self._set(self._ends[self.chain])
             if restart.kick > 0:
                 kick(self.parameters.values(), restart.kick, self.generators["chain/restart"])
-        if self.average is not None:
-            self.average.restart()
-        if self.path is not None:
-            self.path = GaussianPath()
+        self.summary.restart()
         if self.repulsion is not None:
             self.repulsion.begin_cycle(recall=self.chain == 0)
 
@@ -191,7 +181,7 @@ class Chain(Loop):
                 capturing = None
             memory, decoupled = self.cycle, self._decoupled
         run_pass = partial(self.objective.gradients, force, kind, decoupled)
-        with compiling(self.compiles):
+        with compiling(self.compiles or (self.compile is None and is_compiling())):
             if capturing is None:
                 gradients = run_pass(batch, chosen, state)
             else:
@@ -236,11 +226,10 @@ class Chain(Loop):
         if self._records(now):
             self.diagnostics.after(optimizer)
 
-    def _keep(self, cycle: int, chain: int, replacement: dict[str, Tensor] | None) -> None:
-        """Store the current θ, or its `replacement`, as a sample, and remember its features for the repulsion."""
+    def _keep(self, cycle: int, chain: int, sample: Mapping[str, Tensor]) -> None:
+        """Store a sample, and remember its features for the repulsion. Afterwards θ is what it was."""
         current = {name: p.detach().clone() for name, p in self.parameters.items()}
-        if replacement is not None:
-            self._set(replacement)
+        self._set(sample)
         if self.inference.laplace is None:
             stored = [cpu_copy(self.parameters)]
         else:  # draws around θ, from a stream that belongs to this cycle and chain alone
@@ -249,6 +238,7 @@ class Chain(Loop):
                 self.parameters,
                 (self.batches(step)[0] for step in range(self.steps_per_epoch)),
                 self.inference.laplace,
+                images=self.inference.batch * self.steps_per_epoch,
                 num_data=self.num_data,
                 decay=self.inference.sampler.weight_decay,
                 stream=generator(self.seed, "chain", "laplace", cycle, chain),
@@ -276,7 +266,7 @@ class Chain(Loop):
         return torch.cat(logits).softmax(-1).cpu()
 
     @torch.no_grad()
-    def _set(self, values: dict[str, Tensor]) -> None:
+    def _set(self, values: Mapping[str, Tensor]) -> None:
         for name, p in self.parameters.items():
             p.copy_(values[name])
 
@@ -284,8 +274,7 @@ class Chain(Loop):
         return {
             "parameters": self.parameters,
             "repulsions": [force.state_dict(memory=chain == 0) for chain, force in enumerate(self.repulsions)],
-            "average": None if self.average is None else self.average.sums,
-            "path": None if self.path is None else self.path.state_dict(),
+            "summary": self.summary.state_dict(),
             "ends": {str(chain): end for chain, end in self._ends.items()},
             "stopped": self.stopped,
             "predictions": self._predictions,
@@ -297,38 +286,7 @@ class Chain(Loop):
             repulsion.load_state_dict(saved)
         if self.capturing is not None:
             self.capturing.forget()
-        if self.average is not None:
-            self.average.sums = {name: total.to(self.device) for name, total in state["average"].items()}
+        self.summary.load_state_dict(tree_map(lambda leaf: leaf.to(self.device), state["summary"]))
         self._ends = {int(chain): end for chain, end in state["ends"].items()}
         self.stopped = state["stopped"]
         self._predictions = list(state["predictions"])
-        if self.path is not None:
-            self.path.load_state_dict(tree_map(lambda leaf: leaf.to(self.device), state["path"]))
-
-
-def epoch_weights(epochs: int, mean: float, std: float) -> list[float]:
-    """w_e ∝ exp(−(e−mean)²/(2·std²)) for e = 1..epochs, summing to one.
-
-    >>> [round(w, 3) for w in epoch_weights(3, mean=2, std=1)]
-    [0.274, 0.452, 0.274]
-    """
-    raw = [math.exp(-((epoch - mean) ** 2) / (2 * std**2)) for epoch in range(1, epochs + 1)]
-    return [w / sum(raw) for w in raw]
-
-
-class EpochAverage:
-    """Σ_e w_e·θ_e over one cycle, with θ_e the parameters at the end of epoch e (PromptSRC, Khattak et al. 2023)."""
-
-    def __init__(self, epochs: int, mean: float, std: float) -> None:
-        self.weights = epoch_weights(epochs, mean, std)
-        self.sums: dict[str, Tensor] = {}
-
-    def restart(self) -> None:
-        self.sums = {}
-
-    @torch.no_grad()
-    def add(self, epoch: int, parameters: Mapping[str, Tensor]) -> None:
-        """Add the parameters at the end of epoch `epoch`; the first epoch is 0."""
-        for name, value in parameters.items():
-            term = value.detach().float() * self.weights[epoch]
-            self.sums[name] = self.sums[name] + term if name in self.sums else term

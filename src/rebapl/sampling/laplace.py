@@ -24,7 +24,7 @@ None of this is needed for a learner whose posterior is known (`Conjugate`): it 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -43,16 +43,19 @@ PASSES = 4096
 def curvature_of(
     learner: Learnable[Any],
     parameters: Mapping[str, Tensor],
-    batches: Iterator[Tensor],
+    batches: Iterable[Tensor],
+    images: int,
     structure: str,
     stream: torch.Generator,
-) -> tuple[Curvature, int]:
-    """H of a learner at its parameters, summed over the images of all batches, and the number of these images."""
+) -> Curvature:
+    """H of a learner at its parameters, summed over all batches, which have this number of `images` together.
+
+    Only one batch is in memory at a time.
+    """
     tensors = list(parameters.values())
     count, linear = sum(p.numel() for p in tensors), isinstance(learner, LinearInParameters)
     if structure == "auto":
         structure = "full" if count <= FULL else "kronecker" if linear else "diagonal"
-    images = torch.cat(list(batches))
     with evaluating(learner):
         if structure == "kronecker":
             if not isinstance(learner, LinearInParameters):
@@ -60,55 +63,58 @@ def curvature_of(
                     "laplace.structure is 'kronecker', and this learner's logits are not linear in its parameters: "
                     "take 'auto', 'full' or 'diagonal'"
                 )
-            inputs, gains = learner.linear_inputs(images)
-            gains = gains.double()[:, None]
-            of_classes = gains * softmax_curvature(learner(images).logits.double().softmax(-1)) * gains.mT
-            return Curvature.kronecker(of_classes, inputs.double().mT @ inputs.double()), len(images)
+            parts = [(*learner.linear_inputs(batch), learner(batch).logits) for batch in batches]
+            inputs = torch.cat([of_batch for of_batch, _, _ in parts]).double()
+            gains = parts[0][1].double()[:, None]
+            probabilities = torch.cat([logits for _, _, logits in parts]).double().softmax(-1)
+            of_classes = gains * softmax_curvature(probabilities) * gains.mT
+            return Curvature.kronecker(of_classes, inputs.mT @ inputs)
         full = structure == "full"
         total = torch.zeros((count, count) if full else (count,), dtype=torch.float64)
-        for rows in _roots(learner, tensors, images, stream, exact=full):
+        for image in (image for batch in batches for image in batch.split(1)):
+            rows = _roots(learner, tensors, image, stream, most=None if full else PASSES // images)
             total += rows.mT @ rows if full else rows.square().sum(0)
-    return (Curvature.full(total) if full else Curvature.diagonal(total)), len(images)
+    return Curvature.full(total) if full else Curvature.diagonal(total)
 
 
 def _roots(
-    learner: Learnable[Any], tensors: list[Tensor], images: Tensor, stream: torch.Generator, exact: bool
-) -> Iterator[Tensor]:
-    """For each image, the rows √p_c ∇ log p_c (C, P), whose outer products sum to the image's share of H.
+    learner: Learnable[Any], tensors: list[Tensor], image: Tensor, stream: torch.Generator, most: int | None
+) -> Tensor:
+    """The rows √p_c ∇ log p_c (C, P) of an image (1, …), whose outer products sum to its share of H.
 
-    If this is not to be `exact` and there are too many classes and images, ∇ log p_y (1, P) of one random label y.
+    If there are more than `most` classes, ∇ log p_y (1, P) of one random label y.
     """
-    for image in images.split(1):
-        with torch.enable_grad():
-            logs = learner(image).logits[0].log_softmax(-1).unbind()
-        probabilities = torch.stack(logs).detach().exp()
-        if not exact and len(images) * len(logs) > PASSES:
-            classes = [(int(torch.multinomial(probabilities.cpu(), 1, generator=stream)), 1.0)]
-        else:
-            classes = [(c, probability**0.5) for c, probability in enumerate(probabilities.tolist())]
-        rows = []
-        for c, factor in classes:
-            gradient = torch.autograd.grad(logs[c], tensors, retain_graph=True, materialize_grads=True)
-            rows.append(factor * torch.cat([part.flatten() for part in gradient]).double().cpu())
-        yield torch.stack(rows)
+    with torch.enable_grad():
+        logs = learner(image).logits[0].log_softmax(-1).unbind()
+    probabilities = torch.stack(logs).detach().exp()
+    if most is not None and len(logs) > most:
+        classes = [(int(torch.multinomial(probabilities.cpu(), 1, generator=stream)), 1.0)]
+    else:
+        classes = [(c, probability**0.5) for c, probability in enumerate(probabilities.tolist())]
+    rows = []
+    for c, factor in classes:
+        gradient = torch.autograd.grad(logs[c], tensors, retain_graph=True, materialize_grads=True)
+        rows.append(factor * torch.cat([part.flatten() for part in gradient]).double().cpu())
+    return torch.stack(rows)
 
 
 def draws(
     learner: Learnable[Any],
     parameters: Mapping[str, Tensor],
-    batches: Iterator[Tensor],
+    batches: Iterable[Tensor],
     settings: Laplace,
     *,
+    images: int,
     num_data: int,
     decay: float,
     stream: torch.Generator,
 ) -> list[dict[str, Tensor]]:
     """Samples from the Gaussian at the current parameters, which are a mode: name → float32 tensor on the CPU.
 
-    `batches` are the images of one epoch, `decay` is the weight decay with which the mode was found, and `stream` is a
-    generator of the CPU.
+    `batches` are those of one epoch, with this number of `images` together; there are `num_data` training images.
+    `decay` is the weight decay with which the mode was found, and `stream` is a generator of the CPU.
     """
-    curvature, images = curvature_of(learner, parameters, batches, settings.structure, stream)
+    curvature = curvature_of(learner, parameters, batches, images, settings.structure, stream)
     if not curvature.eigenvalues.any():
         raise UserError("laplace: the answers do not depend on the parameters at the end of this training")
     if images != num_data:  # an epoch leaves out an incomplete last batch

@@ -18,7 +18,7 @@ from rebapl.learnable import Learnable
 from rebapl.randomness import generator
 from rebapl.repulsion.parameters import total_norm
 from rebapl.sampling.diagnostics import Diagnostics, Guard, NonFiniteError, finite
-from rebapl.sampling.objective import Batch, ReferencePool
+from rebapl.sampling.objective import Batch
 from rebapl.sampling.rule import Rule
 from rebapl.sampling.schedule import CyclicalSchedule
 from rebapl.sampling.settings import Inference
@@ -104,12 +104,6 @@ class Loop(ABC):
     @abstractmethod
     def _build(self, images: Tensor | None, anchor: Tensor | None) -> None:
         """Make the schedule and the other parts of this sampler; refuse the settings of another sampler."""
-
-    def _pool(self, space: str, images: Tensor | None, n: int | None, rows: int | None = None) -> ReferencePool:
-        """The pool of reference images in a feature space; each step compares `n` of the images."""
-        if images is not None:
-            images = images[: self.inference.pool_size].to(self.device)
-        return ReferencePool(self.learner, space, images, n, self.batches(0)[0][:1], rows)
 
     @property
     def steps_in_all(self) -> int:

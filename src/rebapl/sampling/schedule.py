@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -230,35 +229,6 @@ class CyclicalSchedule(LRScheduler):
         self._go_to(state["steps"])
 
 
-class CenteredAdamW(torch.optim.AdamW):
-    """AdamW with a weight decay towards the values θ₀ of the parameters when it was built: θ ← θ − lr·wd·(θ−θ₀) − …"""
-
-    def __init__(self, params: Sequence[Tensor], lr: float, weight_decay: float) -> None:
-        super().__init__(params, lr=lr, weight_decay=weight_decay)
-        self._centers = [p.detach().clone() for p in params]
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        """AdamW's step, which decays towards zero, and then the share of θ₀ in the decay: θ ← θ + lr·wd·θ₀."""
-        loss = super().step(closure)
-        group = self.param_groups[0]
-        for p, center in zip(group["params"], self._centers, strict=True):
-            if p.grad is not None:
-                p.add_(center, alpha=float(group["lr"]) * group["weight_decay"])
-        return loss
-
-    def state_dict(self) -> dict[str, Any]:
-        """AdamW's state and the centres θ₀, because a resumed run must be pulled to where the first run began."""
-        return {**super().state_dict(), "centers": list(self._centers)}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The inverse of `state_dict`."""
-        super().load_state_dict(state_dict)
-        self._centers = [
-            center.to(p) for center, p in zip(state_dict["centers"], self.param_groups[0]["params"], strict=True)
-        ]
-
-
 def build_optimizer(
     inference: Inference, parameters: list[Any], num_data: int, generator: torch.Generator
 ) -> torch.optim.Optimizer:
@@ -273,12 +243,26 @@ def build_optimizer(
     return rule(parameters, **own, num_data=num_data, generator=generator)
 
 
-def build_burn_in(sampler: LangevinSettings, parameters: list[Any], num_data: int) -> torch.optim.Optimizer:
-    """The AdamW of the first part of each cycle, with the sampler's prior as its decoupled weight decay."""
-    decay = prior_decay(sampler.weight_decay, sampler.prior_std, num_data)
-    if sampler.center == "init":
-        return CenteredAdamW(parameters, sampler.lr, decay)
-    return torch.optim.AdamW(parameters, lr=sampler.lr, weight_decay=decay)
+def build_burn_in(sampler: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The AdamW of the first part of each cycle, for the parameters of a sampler with one group.
+
+    Its decoupled weight decay is the sampler's prior. AdamW decays towards zero; where the prior has a centre θ₀, each
+    step then adds θ₀'s share of the decay, θ ← θ + lr·wd·θ₀.
+    """
+    (prior,) = sampler.param_groups
+    decay = prior_decay(prior["weight_decay"], prior["prior_std"], prior["num_data"])
+    adamw = torch.optim.AdamW(prior["params"], lr=prior["lr"], weight_decay=decay)
+
+    @torch.no_grad()
+    def pull(adamw: torch.optim.Optimizer, *_: Any) -> None:
+        (group,) = adamw.param_groups
+        for p in group["params"]:
+            if p.grad is not None:
+                p.add_(sampler.state[p]["center"], alpha=float(group["lr"]) * group["weight_decay"])
+
+    if prior["center"] is not None:
+        adamw.register_step_post_hook(pull)
+    return adamw
 
 
 def build_schedule(
@@ -301,8 +285,9 @@ def build_schedule(
             refuse("swag", f"has no step for a snapshot in cycles of {cycle}: more epochs are needed")
         exploration, marks = swag.start, min(swag.snapshots, stage)
     rounds = inference.cycles * inference.chains
+    optimizer = optimizer or build_optimizer(inference, parameters, num_data, generator)
     return CyclicalSchedule(
-        optimizer or build_optimizer(inference, parameters, num_data, generator),
+        optimizer,
         inference.epochs * steps_per_epoch,
         cycles=rounds,
         exploration=exploration,
@@ -317,5 +302,5 @@ def build_schedule(
         warmup_cycles=rounds if isinstance(restart, Cold) else inference.chains,
         keep_momentum=isinstance(restart, Warm) and restart.keep_momentum,
         burn_in=0.0 if langevin is None else langevin.burn_in,
-        burn_in_optimizer=build_burn_in(langevin, parameters, num_data) if langevin and langevin.burn_in else None,
+        burn_in_optimizer=build_burn_in(optimizer) if langevin and langevin.burn_in else None,
     )

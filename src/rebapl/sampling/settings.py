@@ -103,8 +103,7 @@ class SGHMCSettings(LangevinSettings):
 class SVGDSettings(Prior):
     """Stein variational gradient descent: `particles` that move together, each of which becomes a sample at the end.
 
-    The kernel compares weights, or the features of a named `space` on `images` random images of a pool of `pool` images
-    (None: four times `images`). All particles but the first start with a `kick`, relative to θ.
+    The kernel compares weights. All particles but the first start with a `kick`, relative to θ.
     """
 
     kind: ClassVar[str] = "svgd"
@@ -113,14 +112,6 @@ class SVGDSettings(Prior):
     temperature: float = Field(default=1.0, gt=0)
     particles: int = Field(default=3, ge=1)
     kick: float = Field(default=0.1, ge=0)
-    space: str = "weights"
-    images: int | None = Field(default=None, ge=1)
-    pool: int | None = Field(default=None, ge=1)
-
-    @model_validator(mode="after")
-    def _consistent(self) -> SVGDSettings:
-        _check_pool(self.space, self.images, self.pool)
-        return self
 
 
 SamplerSettings = SGDSettings | AdamWSettings | SGLDSettings | SGHMCSettings | SVGDSettings
@@ -220,7 +211,12 @@ class Repelling(RepulsionSettings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Repelling:
-        _check_pool(self.space, self.images, self.pool)
+        if self.space == "weights" and self.images is not None:
+            refuse("images", "does nothing in the space 'weights', which has no images: set it to null")
+        if self.images is None and self.pool is not None:
+            refuse("pool", "does nothing without `images`: set it to null")
+        if self.images is not None and self.pool is not None and self.pool < self.images:
+            refuse("pool", f"is {self.pool}: each step compares {self.images} of its images, so it has at least those")
         if self.distance.space not in (None, self.space):
             refuse(
                 "space",
@@ -284,7 +280,7 @@ class Inference(Settings):
     @property
     def pool_size(self) -> int:
         """The greatest number of images on which samples are compared: `pool`, or 4·`images`, or 0 without images."""
-        settings = self.sampler if isinstance(self.sampler, SVGDSettings) else self.repulsion
+        settings = self.repulsion
         if settings is None or settings.images is None:
             return 0
         return settings.pool or 4 * settings.images
@@ -392,13 +388,3 @@ class Inference(Settings):
                 "`exploration`, or let an absolute or printed force act in the stage 'both'",
             )
         return self
-
-
-def _check_pool(space: str | None, images: int | None, pool: int | None) -> None:
-    """Refuse images in the space of weights, a pool without images, and a pool smaller than the images of a step."""
-    if space == "weights" and images is not None:
-        refuse("images", "does nothing in the space 'weights', which has no images: set it to null")
-    if images is None and pool is not None:
-        refuse("pool", "does nothing without `images`: set it to null")
-    if images is not None and pool is not None and pool < images:
-        refuse("pool", f"is {pool}: each step compares {images} of its images, so it has at least those")

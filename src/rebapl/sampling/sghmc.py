@@ -49,16 +49,16 @@ class SGHMC(Rule):
     settings: ClassVar = SGHMCSettings
 
     def _move(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
-        for p in params:
-            if "momentum_buffer" not in self.state[p]:
-                self.state[p]["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
-        buffers = [self.state[p]["momentum_buffer"] for p in params]
         lr, momentum, order = group["lr"], group["momentum"], group["integrator"]
         sampling = group["temperature"] > 0
         if sampling and not isinstance(lr, Tensor) and lr == 0:
             return  # p stays the same, and θ does not move
+        for p in params:
+            if "momentum_buffer" not in self.state[p]:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+        buffers = [self.state[p]["momentum_buffer"] for p in params]
         if sampling and order != "authors":
-            self._keep_momentum(group, params, buffers)
+            self._keep_momentum(group)
         if sampling and order == "kdod":
             add_(buffers, grads)
             add_(params, buffers, -0.5 * lr)
@@ -74,23 +74,18 @@ class SGHMC(Rule):
                 self._refresh(group, params, buffers)
             if order != "printed":
                 add_(params, buffers, -lr)
-        momentum_lr = lr.clone() if isinstance(lr, Tensor) else lr  # one tensor for all parameters of this step
-        for p in params:
-            self.state[p]["momentum_lr"] = momentum_lr
+        group["momentum_lr"] = lr.clone() if isinstance(lr, Tensor) else lr
 
-    def _keep_momentum(self, group: dict[str, Any], params: list[Tensor], buffers: list[Tensor]) -> None:
-        """v ← v·sqrt(lr_old/lr_new), so that p stays the same at the new lr.
+    def _keep_momentum(self, group: dict[str, Any]) -> None:
+        """v ← v·sqrt(lr_old/lr_new), so that p stays the same at the new lr, also where this step has no gradient."""
+        old, new = group.get("momentum_lr"), group["lr"]
+        if old is not None and (isinstance(new, Tensor) or old != new):
+            torch._foreach_mul_([buffer for _, buffer in self._momenta(group)], (old / new) ** 0.5)
 
-        Each parameter has an old lr of its own, because it skips the steps in which it has no gradient.
-        """
-        new = group["lr"]
-        by_old_lr: dict[Any, tuple[Any, list[Tensor]]] = {}
-        for p, buffer in zip(params, buffers, strict=True):
-            old = self.state[p].get("momentum_lr")
-            if old is not None and (isinstance(new, Tensor) or old != new):
-                by_old_lr.setdefault(id(old) if isinstance(old, Tensor) else old, (old, []))[1].append(buffer)
-        for old, buffers_of_lr in by_old_lr.values():
-            torch._foreach_mul_(buffers_of_lr, (old / new) ** 0.5)
+    def _momenta(self, group: dict[str, Any]) -> list[tuple[Tensor, Tensor]]:
+        """The parameters of a group that have had a gradient, each with its momentum buffer."""
+        states = ((p, self.state[p]) for p in group["params"])
+        return [(p, state["momentum_buffer"]) for p, state in states if "momentum_buffer" in state]
 
     def _refresh(self, group: dict[str, Any], params: list[Tensor], buffers: list[Tensor]) -> None:
         """The injected noise, in units of v."""
@@ -114,14 +109,11 @@ class SGHMC(Rule):
         sums, count = [], 0
         for group in self.param_groups:
             correction = 1.0 if group["integrator"] == "kdod" else (1 + group["momentum"]) / 2
-            for p in group["params"]:
-                lr = self.state[p].get("momentum_lr")
-                if lr is None:
-                    continue
-                squares = self.state[p]["momentum_buffer"].float().square()
+            for p, buffer in self._momenta(group):
+                squares = buffer.float().square()
                 if group["mass_matrix"] is not None:
                     squares = squares / self.inverse_mass(p)
-                sums.append(squares.sum() * (correction * lr * group["num_data"]))
+                sums.append(squares.sum() * (correction * group["momentum_lr"] * group["num_data"]))
                 count += p.numel()
         if not sums:
             return torch.tensor(math.nan)

@@ -4,8 +4,7 @@
 
 Liu & Wang 2016. With ∇log p = −(N/T)·∇L, the first term moves particles like SGD on the mean loss L (a single particle
 *is* SGD). The second term pushes particles apart, more so at a higher temperature. Fixed points of many particles
-represent exp(−N·L(θ)/T). Momentum and the cosine schedule act on the whole direction. The kernel compares weights, or
-the particles' features on the reference images.
+represent exp(−N·L(θ)/T). Momentum and the cosine schedule act on the whole direction. The kernel compares weights.
 
 A learner may name parameters ψ that all particles share (`shared_parameters`), as APP does for its prior network. They
 are not part of θ_i: the kernel does not compare them, and nothing pushes them apart. There is one tensor of each, which
@@ -26,11 +25,10 @@ from torch.func import functional_call
 
 from rebapl.errors import UserError
 from rebapl.learnable import Learnable, shared_names
-from rebapl.repulsion import kick, stein_direction, stein_feature_direction, weights
+from rebapl.repulsion import kick, stein_direction, weights
 from rebapl.repulsion.parameters import total_norm
 from rebapl.sampling.diagnostics import finite
 from rebapl.sampling.loop import Loop, Sample, cpu_copy
-from rebapl.sampling.objective import ReferencePool
 from rebapl.sampling.rule import prior_decay
 from rebapl.sampling.schedule import build_schedule
 from rebapl.sampling.settings import SVGDSettings
@@ -39,16 +37,19 @@ from rebapl.sampling.settings import SVGDSettings
 class SVGD(Loop):
     """Moves particles through one cycle; at its end, each particle becomes a sample.
 
-    A particle is a copy of the learner's parameters. The arguments are those of `Chain`, of which `anchor`, `held_out`
-    and `capture` must be None. The first particle starts from the learner's current parameters. The others start from a
-    fresh initialisation and a kick, so that they do not all start at one point if the initialisation is not random.
-    Shared parameters start from their current values, and each sample has a copy of them.
+    A particle is a copy of the learner's parameters. The arguments are those of `Chain`, of which `reference`,
+    `anchor`, `held_out`, `capture` and `compile` must be left out. The first particle starts from the learner's current
+    parameters. The others start from a fresh initialisation and a kick, so that they do not all start at one point if
+    the initialisation is not random. Shared parameters start from their current values, and each sample has a copy of
+    them.
     """
 
-    streams = ("svgd/restart", "svgd/repulsion", "svgd/learner")
+    streams = ("svgd/restart", "svgd/learner")
 
     def _build(self, images: Tensor | None, anchor: Tensor | None) -> None:
-        for name, value in (("anchor", anchor), ("held_out", self.held_out), ("capture", self.capture or None)):
+        unused: dict[str, object] = {"reference": images, "anchor": anchor, "held_out": self.held_out}
+        unused |= {"capture": self.capture or None, "compile": self.compile or None}
+        for name, value in unused.items():
             if value is not None:
                 raise UserError(f"svgd has no use for `{name}`: leave it out")
         if not isinstance(self.inference.sampler, SVGDSettings):
@@ -67,7 +68,6 @@ class SVGD(Loop):
         optimizer = torch.optim.SGD(tensors, lr=settings.lr, momentum=settings.momentum)
         stream = self.generators["svgd/restart"]
         self.schedule = build_schedule(self.inference, tensors, self.num_data, self.steps_per_epoch, stream, optimizer)
-        self.reference = self._pool(settings.space, images, settings.images)
 
     @torch.no_grad()
     def _initial_particles(self) -> list[dict[str, Tensor]]:
@@ -88,18 +88,15 @@ class SVGD(Loop):
         """Move all particles once, all of them on the same mini-batch."""
         images, labels = self.batches(now)
         self._check_size(now, (images, labels))
-        chosen = self.reference.choose(self.generators["svgd/repulsion"])
-        losses, clouds, gradients, gradients_of_shared = [], [], [], []
+        losses, gradients, gradients_of_shared = [], [], []
         for particle in self.particles:
             values = {f"learner.{name}": p for name, p in {**particle, **self.shared}.items()}
-            loss, cloud = functional_call(self._module, values, (self.reference, images, labels, chosen))
-            inputs = [*particle.values(), *self.shared.values()]
-            grads = torch.autograd.grad(loss, inputs, retain_graph=cloud is not None, materialize_grads=True)
+            loss = functional_call(self._module, values, (images, labels))
+            grads = torch.autograd.grad(loss, [*particle.values(), *self.shared.values()], materialize_grads=True)
             gradients.append(weights(grads[: len(particle)]) + self.decay * weights(particle.values()))
             gradients_of_shared.append(grads[len(particle) :])
             losses.append(loss.detach())
-            clouds.append(cloud)
-        direction = self._direction(torch.cat(gradients).detach(), clouds)
+        direction = self._direction(torch.cat(gradients).detach())
         for particle, row in zip(self.particles, direction, strict=True):
             for p, part in zip(particle.values(), row.split([p.numel() for p in particle.values()]), strict=True):
                 p.grad = part.view_as(p)
@@ -119,17 +116,11 @@ class SVGD(Loop):
                 self.samples.append(Sample(cpu_copy(parameters), cycle=0, chain=chain, step=now + 1))
         return checked
 
-    def _direction(self, gradients: Tensor, clouds: list[Tensor | None]) -> Tensor:
+    def _direction(self, gradients: Tensor) -> Tensor:
         """−(T/N)·φ (P, d), a descent direction in mean-loss units, from ∇L (P, d)."""
         scale = self.num_data / self.settings.temperature
-        if self.reference.space == "weights":
-            points = torch.cat([weights(particle.values()) for particle in self.particles]).detach()
-            phi = stein_direction(points, -scale * gradients)
-        else:
-            parameters = [list(particle.values()) for particle in self.particles]
-            features = torch.stack([cloud for cloud in clouds if cloud is not None])
-            phi = stein_feature_direction(features, parameters, -scale * gradients)
-        return -phi / scale
+        points = torch.cat([weights(particle.values()) for particle in self.particles]).detach()
+        return -stein_direction(points, -scale * gradients) / scale
 
     def _own_state(self) -> dict[str, Any]:
         return {"particles": self.particles, "shared": self.shared}
@@ -142,17 +133,11 @@ class SVGD(Loop):
 
 
 class _WithLoss(nn.Module):
-    """Computes loss and cloud in one call, so that `functional_call` sets the parameters for both."""
+    """A module whose forward pass is the mean loss, so that `functional_call` sets the parameters for all of it."""
 
     def __init__(self, learner: Learnable[Any]) -> None:
         super().__init__()
         self.learner: Any = learner  # a module, so its parameters are also parameters of this module
 
-    def forward(
-        self, reference: ReferencePool, images: Tensor, labels: Tensor, chosen: tuple[Tensor, ...]
-    ) -> tuple[Tensor, Tensor | None]:
-        if reference.space == "weights":
-            output = self.learner(images)
-            return self.learner.loss(output, labels), None
-        loss, cloud, _ = reference.compared(images, labels, chosen)
-        return loss, cloud
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        return self.learner.loss(self.learner(images), labels)

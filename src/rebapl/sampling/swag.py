@@ -20,21 +20,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rebapl.sampling.schedule import CyclicalSchedule
+
 
 class GaussianPath:
-    """The Gaussian that is fitted to the snapshots added so far.
+    """The Gaussian that is fitted to the snapshots of a cycle so far, and `samples` draws from it at the cycle's end.
 
-    >>> path = GaussianPath()
+    The marks of the schedule are its snapshots.
+
+    >>> path = GaussianPath(samples=3, generator=torch.Generator())
     >>> for value in (1.0, 3.0):
     ...     path.add({"theta": torch.tensor([value])})
     >>> path.mean["theta"], path.squares["theta"] / path.count
     (tensor([2.]), tensor([1.]))
     """
 
-    def __init__(self) -> None:
+    def __init__(self, samples: int, generator: torch.Generator) -> None:
+        self.samples, self.generator = samples, generator
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget all snapshots."""
         self.mean: dict[str, Tensor] = {}
         self.squares: dict[str, Tensor] = {}
         self.deviations: list[dict[str, Tensor]] = []
+
+    def samples_after(self, parameters: Mapping[str, Tensor], schedule: CyclicalSchedule) -> list[Mapping[str, Tensor]]:
+        """Add a snapshot at a mark, and return the draws at the end of a cycle."""
+        if schedule.at_sample:
+            self.add(parameters)
+        return [self.draw() for _ in range(self.samples)] if schedule.at_cycle_end else []
 
     @property
     def count(self) -> int:
@@ -52,9 +67,9 @@ class GaussianPath:
             self.squares[name] = self.squares.get(name, 0) + (value - before) * deviations[name]
         self.deviations.append(deviations)
 
-    def draw(self, generator: torch.Generator) -> dict[str, Tensor]:
+    def draw(self) -> dict[str, Tensor]:
         """A sample from the Gaussian. With a single snapshot, it is that snapshot."""
-        like = next(iter(self.mean.values()))
+        like, generator = next(iter(self.mean.values())), self.generator
         z2 = torch.randn(self.count, generator=generator, device=generator.device).to(like)
         theta = {}
         for name, mean in self.mean.items():

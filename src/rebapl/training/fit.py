@@ -19,7 +19,8 @@ from rebapl.backbones import DualEncoder, load_backbone
 from rebapl.backbones.features import features_kept_in, features_of
 from rebapl.data.batches import FeatureBatches, LabelledImages, TrainBatches
 from rebapl.data.dataset import Dataset
-from rebapl.data.own_images import ImageLike, dataset_of
+from rebapl.data.images import ImageLike
+from rebapl.data.own_images import dataset_of
 from rebapl.data.task import Task, load_task, task_of
 from rebapl.errors import UserError
 from rebapl.learnable import Conjugate
@@ -74,10 +75,13 @@ class Training:
         begin, data, examples = time.monotonic(), LabelledImages(task.dataset, task.train.items), None
         if task.dataset.features is not None:
             check_features(self.learner, task.dataset.features)
-            check_views(1 if resolved.inference is None else resolved.inference.views, pixels=False)
+            check_views(resolved.views, pixels=False)
         if self.learner.learns_from_features or task.dataset.features is not None:
+            if resolved.inference is not None:
+                self.images = data.fingerprint()  # first, because it may decode the images, which are then at hand
             with features_kept_in(features):
                 of_images = features_of(encoder, data).to(encoder.device)
+            data.forget()
             examples = self.learner.see(of_images, data.labels.to(encoder.device))
             if resolved.draws is not None:
                 assert isinstance(self.learner, Conjugate)
@@ -89,8 +93,7 @@ class Training:
             if examples is None:
                 batches = TrainBatches(data, encoder.preprocessing, size, resolved.crop_scale, seed, encoder.device)
             else:
-                batches = FeatureBatches(*examples, size, seed, data.fingerprint())
-                data.forget()
+                batches = FeatureBatches(*examples, size, seed, self.images)
             self.loop = _build_loop(task, data, batches, encoder, self.learner, resolved.inference, seed)
             self.images = batches.fingerprint
 
@@ -188,8 +191,7 @@ def fit(
     Posterior(coop · mle, 1 sample, 2 classes, backbone mini)
     """
     task = _task(task_or_images, labels, class_names, template, seed)
-    stored = task.dataset.features
-    encoder = backbone or default_backbone(task.dataset.name if stored is None else str(stored.folder))
+    encoder = backbone or default_backbone(task.dataset)
     encoder = load_backbone(encoder) if isinstance(encoder, str) else encoder
     seed = task.seed if seed is None else seed
     learner = method if isinstance(method, Learner) else None
@@ -200,7 +202,7 @@ def fit(
             str(method),
             inference,
             protocol=task.protocol,
-            data=task.dataset.name,
+            data=task.dataset.catalogue_name,
             shots=task.shots,
             epochs=epochs,
             method_settings=method_settings,

@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from rebapl.backbones import DEFAULT_BACKBONE
 from rebapl.data.catalogue import is_own
+from rebapl.data.dataset import Dataset
 from rebapl.data.embedded import EMBEDDED
 from rebapl.data.features import StoredFeatures, is_features
 from rebapl.errors import UserError
@@ -28,8 +31,15 @@ CUSTOM = "custom"
 NOTHING = "none"
 """The name of the inference if the method takes no training steps: zero-shot, or a closed form."""
 
-SAMPLES = "laplace.samples"
-"""The only setting of an inference that a method with a known posterior (`Conjugate`) accepts."""
+
+class AtOnce(Settings):
+    """The settings of an inference that act on a method that takes no training steps.
+
+    `laplace`, of which only `samples` is used, is for a method with a known posterior (`Conjugate`).
+    """
+
+    views: int = Field(default=1, ge=1)
+    laplace: Laplace | None = None
 
 
 @dataclass(frozen=True)
@@ -37,7 +47,7 @@ class ResolvedTraining:
     """A method and an inference with all their settings, and the range of the random crops.
 
     `inference` is None for a method that takes no training steps. `draws` is then the number of samples to draw from
-    its known posterior, or None for its closed form alone.
+    its known posterior, or None for its closed form alone. `views` is the number of views of an image in an answer.
     """
 
     method: str
@@ -46,12 +56,15 @@ class ResolvedTraining:
     inference: Inference | None
     crop_scale: tuple[float, float]
     draws: int | None = None
+    views: int = 1
 
     def plain(self) -> dict[str, Any]:
         """Every setting as plain values for JSON."""
         inference = {} if self.inference is None else self.inference.plain()
         if self.draws is not None:
-            inference = {"laplace": {"samples": self.draws}}
+            inference["laplace"] = {"samples": self.draws}
+        if self.views > 1:
+            inference["views"] = self.views
         return {
             "method": {"name": self.method, **self.method_settings.plain()},
             "inference": {"name": self.inference_name, **inference},
@@ -59,8 +72,8 @@ class ResolvedTraining:
         }
 
 
-def default_backbone(data: str) -> str:
-    """The backbone that a run on this data set uses unless another one is named.
+def default_backbone(data: str | Dataset) -> str:
+    """The backbone that a run on this data set, or on the one of this name or path, uses unless another one is named.
 
     The embedded tasks have small pictures made for `mini`, so they need no other files. A folder of stored features
     uses the backbone that computed them, and all other data sets use CLIP ViT-B/16.
@@ -68,10 +81,14 @@ def default_backbone(data: str) -> str:
     >>> default_backbone("digits"), default_backbone("eurosat")
     ('mini', 'openai/clip-vit-base-patch16')
     """
-    if data in EMBEDDED:
-        return "mini"
-    folder = Path(data).expanduser()
-    return StoredFeatures.read(folder).backbone if is_own(data) and is_features(folder) else DEFAULT_BACKBONE
+    stored, name = None, data
+    if isinstance(data, Dataset):
+        stored, name = data.features, data.catalogue_name
+    elif data and is_own(data) and is_features(folder := Path(data).expanduser()):
+        stored = StoredFeatures.read(folder)
+    if stored is not None:
+        return stored.backbone
+    return "mini" if name in EMBEDDED else DEFAULT_BACKBONE
 
 
 def resolve_training(
@@ -119,21 +136,16 @@ def with_inference(
 
     `inference` is the name of a preset, which `epochs` and `inference_settings` may change, or an object, which is used
     as it is. None is the recipe's own inference, with the recipe's settings for it. `per_image` is as in
-    `preset_values`. `conjugate` says whether the learner is `Conjugate`: then only `laplace.samples` of a preset is
-    used.
+    `preset_values`. `conjugate` says whether the learner is `Conjugate`. If the method takes no training steps, the
+    inference must be one that acts all the same: see `AtOnce`.
     """
     inference = recipe.inference if inference is None else inference
-    changed = bool(inference_settings) or epochs is not None
-    name, settings, draws = NOTHING, None, None
     if recipe.epochs == 0:
-        if conjugate and isinstance(inference, str):
-            draws = _draws(method, recipe, inference, epochs, inference_settings)
-        if draws is not None:
-            name = str(inference)
-        elif changed or isinstance(inference, Inference):
-            raise UserError(f"method '{method}' learns nothing in steps: leave the settings of the inference out")
-    elif isinstance(inference, Inference):
-        if changed:
+        name, at_once = _at_once(method, recipe, conjugate, inference, epochs, inference_settings)
+        draws = None if at_once.laplace is None else at_once.laplace.samples
+        return ResolvedTraining(method, method_settings, name, None, recipe.crop_scale, draws, at_once.views)
+    if isinstance(inference, Inference):
+        if inference_settings or epochs is not None:
             raise UserError("an inference given as an object has all its settings: change them there")
         name, settings = CUSTOM, inference
     else:
@@ -149,23 +161,37 @@ def with_inference(
             name, settings = inference, preset(inference, recipe, method, per_image, **changes)
         except SettingError as error:
             raise error.below("inference") from None
-    return ResolvedTraining(method, method_settings, name, settings, recipe.crop_scale, draws)
+    return ResolvedTraining(method, method_settings, name, settings, recipe.crop_scale, views=settings.views)
 
 
-def _draws(
-    method: str, recipe: Recipe, inference: str, epochs: int | None, settings: Mapping[str, Any] | None
-) -> int | None:
-    """The number of samples that a preset draws from the known posterior of a method; None if it draws none."""
-    values = preset_values(inference, recipe, method)
-    if SAMPLES not in values:
-        return None
+def _at_once(
+    method: str,
+    recipe: Recipe,
+    conjugate: bool,
+    inference: str | Inference,
+    epochs: int | None,
+    settings: Mapping[str, Any] | None,
+) -> tuple[str, AtOnce]:
+    """What acts of an inference for a method without training steps, and the name of the inference.
+
+    An inference is refused if nothing of it acts, unless it is the recipe's own.
+    """
+    nothing = f"method '{method}' learns nothing in steps"
+    if isinstance(inference, Inference):
+        raise UserError(f"{nothing}: leave the inference out")
+    inference = recipe.inference if inference == NOTHING else inference
+    values = {name: value.value for name, value in preset_values(inference, recipe, method).items()}
+    acting = ["views", *(["laplace.samples"] if conjugate and "laplace.samples" in values else [])]
+    if inference != recipe.inference and len(acting) == 1 and values.get("views", 1) == 1:
+        others = "tta or laplace" if conjugate else "tta"
+        raise UserError(f"{nothing}, so '{inference}' would do nothing: leave the inference out, or take {others}")
     requested = dict(leaves(nested(settings or {})))
-    if epochs is not None or requested.keys() - {SAMPLES}:
-        raise UserError(
-            f"method '{method}' learns nothing in steps, and its posterior is known: of the settings of '{inference}' "
-            f"it has inference.{SAMPLES} alone"
-        )
+    if epochs is not None or requested.keys() - set(acting):
+        alone = " and ".join(f"inference.{name}" for name in acting)
+        raise UserError(f"{nothing}: of the settings of '{inference}' it has {alone} alone")
+    values |= requested
     try:
-        return Laplace(samples=requested.get(SAMPLES, values[SAMPLES].value)).samples
+        at_once = AtOnce(**nested({name: values[name] for name in acting if name in values}))
     except SettingError as error:
-        raise error.below("inference", "laplace") from None
+        raise error.below("inference") from None
+    return NOTHING if inference == recipe.inference else inference, at_once

@@ -42,9 +42,6 @@ COLOURS: dict[str, tuple[int, int, int]] = {
     "white": (245, 245, 245),
 }
 
-WHITE: Colour = np.ones(3, np.float32)
-BLACK: Colour = np.zeros(3, np.float32)
-
 
 def shade_of(rng: np.random.Generator, name: str, spread: float = 0.04) -> Colour:
     """A colour near the named one: `spread` is the standard deviation of each channel and of the brightness."""
@@ -85,15 +82,9 @@ def mask(draw: Callable[[ImageDraw.ImageDraw], None]) -> Field:
     return np.asarray(large.reduce(OVERSAMPLING), np.float32) / 255
 
 
-def polygon_mask(outline: Points, hole: Points | None = None) -> Field:
-    """The share of each pixel that a filled polygon covers, without a polygonal hole. Points are in pixels."""
-
-    def draw(pen: ImageDraw.ImageDraw) -> None:
-        pen.polygon((outline * OVERSAMPLING).ravel().tolist(), fill=255)
-        if hole is not None:
-            pen.polygon((hole * OVERSAMPLING).ravel().tolist(), fill=0)
-
-    return mask(draw)
+def polygon_mask(outline: Points) -> Field:
+    """The share of each pixel that a filled polygon covers. Points are in pixels."""
+    return mask(lambda pen: pen.polygon((outline * OVERSAMPLING).ravel().tolist(), fill=255))
 
 
 def stroke_mask(strokes: Sequence[Points], width: float) -> Field:

@@ -43,9 +43,7 @@ NOISE = (0.04, 0.12)
 CONTRAST = 0.5
 """The least contrast between ink and background."""
 
-DIGITS = "0123456789"
 CAPITALS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-SMALL_LETTERS = CAPITALS.lower()
 
 
 @cache

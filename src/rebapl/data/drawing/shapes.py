@@ -6,7 +6,6 @@ whether they are right.
 """
 
 from collections.abc import Callable
-from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -48,17 +47,19 @@ RADIUS = (16.0, 26.0)
 """Range of a shape's radius in pixels."""
 
 
-def _arc(radius: float, start: float, stop: float, centre: tuple[float, float] = (0, 0), n: int = 40) -> Points:
+def arc(radius: float, start: float, stop: float, centre: tuple[float, float] = (0, 0), n: int = 40) -> Points:
+    """`n` points on a circle, from the angle `start` to `stop` in radians."""
     angle = np.linspace(start, stop, n)
     return np.stack([centre[0] + radius * np.cos(angle), centre[1] + radius * np.sin(angle)], 1)
 
 
-def _regular(corners: int, first: float = -np.pi / 2) -> Points:
-    return _arc(1, first, first + 2 * np.pi * (1 - 1 / corners), n=corners)
+def regular(corners: int, first: float = -np.pi / 2) -> Points:
+    """The corners of a regular polygon in the unit circle, the first one at the angle `first`."""
+    return arc(1, first, first + 2 * np.pi * (1 - 1 / corners), n=corners)
 
 
 def _star() -> Points:
-    points = _regular(10)
+    points = regular(10)
     points[1::2] *= 0.42
     return points
 
@@ -81,12 +82,12 @@ def _cross() -> Points:
 
 
 def _crescent() -> Points:
-    outer = _arc(1, 0.22 * np.pi, 1.78 * np.pi)
+    outer = arc(1, 0.22 * np.pi, 1.78 * np.pi)
     tip = outer[-1]
     centre = (0.62, 0.0)
     radius = float(np.hypot(tip[0] - centre[0], tip[1]))
     angle = float(np.arctan2(-tip[1], tip[0] - centre[0]))
-    inner = _arc(radius, 2 * np.pi - angle, angle, centre)
+    inner = arc(radius, 2 * np.pi - angle, angle, centre)
     return np.concatenate([outer, inner]) + np.array([0.12, 0])
 
 
@@ -95,37 +96,17 @@ def _arrow() -> Points:
     return np.array(half + [(x, -y) for x, y in reversed(half[1:])], float)
 
 
-_OUTLINES: dict[str, Callable[[], Points]] = {
-    "circle": lambda: _arc(0.95, 0, 2 * np.pi),
-    "square": lambda: 1.15 * _regular(4, np.pi / 4),
-    "triangle": lambda: 1.1 * _regular(3) + [0, 0.2],
-    "pentagon": lambda: _regular(5),
-    "hexagon": lambda: _regular(6, 0.0),
-    "star": lambda: 1.1 * _star(),
-    "heart": _heart,
-    "cross": _cross,
-    "ring": lambda: _arc(0.95, 0, 2 * np.pi),
-    "crescent": _crescent,
-    "diamond": lambda: _regular(4) * [0.75, 1.1],
-    "arrow": _arrow,
-    "ellipse": lambda: _arc(1, 0, 2 * np.pi) * [1.1, 0.6],
+OUTLINES: dict[str, Points] = {
+    "circle": arc(0.95, 0, 2 * np.pi),
+    "square": 1.15 * regular(4, np.pi / 4),
+    "triangle": 1.1 * regular(3) + [0, 0.2],
+    "star": 1.1 * _star(),
+    "heart": _heart(),
+    "cross": _cross(),
+    "crescent": _crescent(),
+    "arrow": _arrow(),
 }
-
-SHAPES = tuple(_OUTLINES)
-
-_HOLES = {"ring": lambda: _arc(0.5, 0, 2 * np.pi)}
-
-
-@cache
-def outline(shape: str) -> Points:
-    """The closed outline of a shape, whose last point is joined to the first. Do not change it in place."""
-    return _OUTLINES[shape]()
-
-
-@cache
-def hole(shape: str) -> Points | None:
-    """The outline of the hole in a shape; None if it has no hole. Do not change it in place."""
-    return _HOLES[shape]() if shape in _HOLES else None
+"""The closed outlines of the shapes, whose last point is joined to the first. Do not change them in place."""
 
 
 def place(points: Points, centre: tuple[float, float], radius: float, turn: float = 0, stretch: float = 1) -> Points:
@@ -135,66 +116,45 @@ def place(points: Points, centre: tuple[float, float], radius: float, turn: floa
     return scaled @ np.array([[c, s], [-s, c]]) + centre
 
 
-def _edge(height: Field, period: float) -> Field:
+def edge(height: Field, period: float) -> Field:
     """Turn a wave, of slope one per radian, into bands with edges that are one pixel wide."""
     return np.clip(0.5 + height * period / (2 * np.pi), 0, 1)
 
 
-def _solid(u: Field, v: Field, period: float, rng: np.random.Generator) -> Field:  # noqa: ARG001
-    return np.zeros((SIZE, SIZE), np.float32)
+Texture = Callable[[Field, Field, float, np.random.Generator], Field]
+"""The share of the second tone, from the coordinates u and v of the pixels in radians, the period and a generator."""
 
 
 def _striped(u: Field, v: Field, period: float, rng: np.random.Generator) -> Field:  # noqa: ARG001
-    return _edge(np.sin(u) - rng.uniform(-0.3, 0.3), period)
+    return edge(np.sin(u) - rng.uniform(-0.3, 0.3), period)
 
 
 def _dotted(u: Field, v: Field, period: float, rng: np.random.Generator) -> Field:
-    return _edge(np.cos(u) + np.cos(v) - rng.uniform(0.3, 0.9), period)
+    return edge(np.cos(u) + np.cos(v) - rng.uniform(0.3, 0.9), period)
 
 
 def _checkered(u: Field, v: Field, period: float, rng: np.random.Generator) -> Field:  # noqa: ARG001
-    return _edge(1.5 * np.sin(u) * np.sin(v), period)
-
-
-def _gridded(u: Field, v: Field, period: float, rng: np.random.Generator) -> Field:
-    return _edge(np.maximum(np.cos(u), np.cos(v)) - rng.uniform(0.55, 0.8), period)
+    return edge(1.5 * np.sin(u) * np.sin(v), period)
 
 
 def _zigzag(u: Field, v: Field, period: float, rng: np.random.Generator) -> Field:
     swing = np.arcsin(np.sin(0.8 * v)) * rng.uniform(0.9, 1.4)
-    return _edge(np.sin(u + swing), period)
+    return edge(np.sin(u + swing), period)
 
 
-def _shaded(u: Field, v: Field, period: float, rng: np.random.Generator) -> Field:  # noqa: ARG001
-    return np.clip(0.5 + u * period / (2 * np.pi) / 26, 0, 1)
+TEXTURES: dict[str, Texture] = {"striped": _striped, "dotted": _dotted, "checkered": _checkered, "zigzag": _zigzag}
+"""The textures by name."""
 
 
-def _speckled(u: Field, v: Field, period: float, rng: np.random.Generator) -> Field:  # noqa: ARG001
-    grains = (rng.random((SIZE // 2, SIZE // 2), np.float32) < rng.uniform(0.15, 0.3)).astype(np.float32)
-    return grains.repeat(2, 0).repeat(2, 1)
-
-
-_FORMULAS: dict[str, Callable[[Field, Field, float, np.random.Generator], Field]] = {
-    "solid": _solid,
-    "striped": _striped,
-    "dotted": _dotted,
-    "checkered": _checkered,
-    "gridded": _gridded,
-    "zigzag": _zigzag,
-    "shaded": _shaded,
-    "speckled": _speckled,
-}
-
-TEXTURES = tuple(_FORMULAS)
-
-
-def texture(rng: np.random.Generator, name: str, period: float, centre: tuple[float, float], turn: float) -> Field:
+def textured(
+    rng: np.random.Generator, texture: Texture, period: float, centre: tuple[float, float], turn: float
+) -> Field:
     """The share of its second tone in a texture that repeats every `period` pixels and is turned by `turn` radians."""
     x, y = pixel_grid()
     frequency = np.float32(2 * np.pi / period)
     c, s = np.float32(np.cos(turn)), np.float32(np.sin(turn))
     dx, dy = x - np.float32(centre[0]), y - np.float32(centre[1])
-    return _FORMULAS[name]((c * dx + s * dy) * frequency, (c * dy - s * dx) * frequency, period, rng)
+    return texture((c * dx + s * dy) * frequency, (c * dy - s * dx) * frequency, period, rng)
 
 
 class _Plan:
@@ -206,9 +166,9 @@ class _Plan:
         free = (SIZE / 2 - radius) * 0.9
         x, y = SIZE / 2 + rng.uniform(-free, free, 2)
         centre = (float(x), float(y))
-        self.points: Points = place(outline(shape), centre, radius, turn, rng.uniform(0.8, 1.2))
+        self.points: Points = place(OUTLINES[shape], centre, radius, turn, rng.uniform(0.8, 1.2))
         period = float(np.clip(radius * rng.uniform(0.4, 0.6), 7, 13))
-        self.share: Field = texture(rng, pattern, period, centre, turn + rng.uniform(0, np.pi))
+        self.share: Field = textured(rng, TEXTURES[pattern], period, centre, turn + rng.uniform(0, np.pi))
         self.inside: Field = polygon_mask(self.points)
 
 
