@@ -18,14 +18,7 @@ from rebapl.data.own_images import is_flat, load_flat_folder
 from rebapl.data.task import TARGETS, Part, Task, split_of
 from rebapl.data.workers import portions
 from rebapl.errors import UserError
-from rebapl.evaluation.diversity import (
-    IMAGES,
-    Diversity,
-    disagreement_matrix,
-    mean_of_pairs,
-    measure_diversity,
-    total_variation_matrix,
-)
+from rebapl.evaluation.diversity import IMAGES, Diversity, disagreement_matrix, mean_of_pairs, measure_diversity
 from rebapl.evaluation.outside import all_outside_scores
 from rebapl.evaluation.scores import scores
 from rebapl.learners import METHODS, build_learner, check_features, published, takes_features
@@ -135,8 +128,8 @@ def prediction_scores(prediction: Prediction, labels: torch.Tensor) -> dict[str,
     """All scores of a prediction against labels (N,).
 
     They are the `scores` of the averaged probabilities; the mean entropies and mutual information in nats; the share of
-    images, in percent, that two samples answer differently, and the total variation between their probabilities, both
-    averaged over pairs of samples; and in `per_sample` the `scores` of each sample alone.
+    images, in percent, that two samples answer differently, averaged over pairs of samples; and in `per_sample` the
+    `scores` of each sample alone.
     """
     answers = prediction.per_sample.argmax(-1)
     return {
@@ -145,7 +138,6 @@ def prediction_scores(prediction: Prediction, labels: torch.Tensor) -> dict[str,
         "expected_entropy": prediction.expected_entropy.mean().item(),
         "mutual_information": prediction.mutual_information.mean().item(),
         "disagreement": 100 * mean_of_pairs(disagreement_matrix(answers)),
-        "total_variation": mean_of_pairs(total_variation_matrix(prediction.per_sample)),
         "images": len(prediction),
         "per_sample": [scores(alone, labels) for alone in prediction.per_sample],
     }
