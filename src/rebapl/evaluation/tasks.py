@@ -256,7 +256,7 @@ def fit_on_validation(posterior: Posterior, task: Task, fits: Mapping[str, Mappi
 
 def score_outside(
     posterior: Posterior, task: Task, outside: Iterable[str], root: Path | None = None
-) -> dict[str, dict[str, dict[str, Any]]]:
+) -> dict[str, dict[str, dict[str, float]]]:
     """How well outside scores tell outside images from test images of the trained classes: the `all_outside_scores`.
 
     A name in `outside` is that of a test part of the task with other classes (`novel`), or of another data set. A data
