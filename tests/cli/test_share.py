@@ -70,7 +70,7 @@ def test_an_upload_says_how_to_use_it(run: Path, tmp_path: Path, monkeypatch: py
     dataset.load(dataset.test[0].key).save(picture)
     answers = [rebapl("predict", each, picture, "--format", "json", "--quiet") for each in (run, address)]
     assert answers[0] == answers[1]
-    with pytest.raises(UserError, match="revision 'v9' of it could not be fetched"):
+    with pytest.raises(UserError, match="posterior 'somebody/digits@v9' could not be fetched"):
         rebapl("predict", "hf://somebody/digits@v9", picture)
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rebapl import __version__
-from rebapl.backbones.hub import is_hub_id
+from rebapl.backbones.hub import is_hub_id, one_line
 from rebapl.errors import UserError, printable
 from rebapl.files import write_atomically
-from rebapl.posterior.storage import BANK, FOLDS, MANIFEST, SAMPLES, one_line, save_posterior
+from rebapl.posterior.storage import BANK, FOLDS, MANIFEST, SAMPLES, save_posterior
 from rebapl.wording import number_of
 
 if TYPE_CHECKING:

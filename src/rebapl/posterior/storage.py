@@ -7,7 +7,6 @@ posterior still predicts the same. Only learnable parameters are stored, never t
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import platform
 import re
@@ -24,7 +23,7 @@ from torch import Tensor
 
 from rebapl import __version__
 from rebapl.backbones import Dtype, DualEncoder, load_backbone
-from rebapl.backbones.hub import HUB_SECONDS
+from rebapl.backbones.hub import snapshot
 from rebapl.backbones.model import all_finite
 from rebapl.errors import UserError
 from rebapl.files import content_sha256, finish_replacement, folder_written_whole, read_json, sha256, write_json
@@ -49,7 +48,7 @@ ESTIMATE = "estimate"
 """The name of the folder inside a run's folder in which `rebapl learn` measures the run. While it exists, nothing is
 fitted yet."""
 
-_REMOTE = re.compile(r"hf:/+([^@]+)(?:@(.+))?")  # one slash is enough: a `Path` has no double slashes
+_REMOTE = re.compile(r"hf:/+(.+)")  # one slash is enough: a `Path` has no double slashes
 
 CHOICES = ("threshold", "conformal", "temperature", "outside")
 """The choices made on held-out images, by their names in the manifest and in the posterior."""
@@ -203,7 +202,7 @@ def read_posterior(
 def _find(source: Path | str) -> Path:
     """The folder of a posterior: `source` itself, the folder inside it for a run, or a folder fetched from the hub."""
     if remote := _REMOTE.fullmatch(str(source)):
-        return _fetch(*remote.groups())
+        return snapshot("posterior", remote[1], [MANIFEST, SAMPLES, BANK, FOLDS])
     folder = Path(source).expanduser()
     if folder.is_file():
         raise UserError(f"{folder} is a file: give the folder of a posterior, which holds {MANIFEST} and {SAMPLES}")
@@ -219,36 +218,6 @@ def _find(source: Path | str) -> Path:
             "command that began it again, and it goes on where it was"
         )
     return folder
-
-
-def _fetch(name: str, revision: str | None = None) -> Path:
-    """A folder with the files of a posterior in a repository of the hub. `revision` is a branch, a tag or a commit.
-
-    If the hub does not answer, files that were fetched before are used.
-    """
-    from huggingface_hub import HfApi, snapshot_download
-
-    request: dict[str, Any] = {"revision": revision, "allow_patterns": [MANIFEST, SAMPLES, BANK, FOLDS]}
-    try:
-        try:  # a quick test of the connection, since `snapshot_download` itself may wait for half a minute
-            HfApi().model_info(name, revision=revision, timeout=HUB_SECONDS)
-        except Exception:
-            with contextlib.suppress(Exception):
-                return Path(snapshot_download(name, local_files_only=True, **request))
-            raise
-        # The requested revision, not the commit it stands for: the cache finds the files by it when the hub is away.
-        return Path(snapshot_download(name, **request))
-    except Exception as error:  # the library raises many kinds of errors for the connection, the hub and the cache
-        part = "" if revision is None else f"revision '{revision}' of "
-        raise UserError(
-            f"posterior '{name}': {part}it could not be fetched from the hub, and was not fetched before "
-            f"({one_line(error)})"
-        ) from error
-
-
-def one_line(error: Exception) -> str:
-    """An error of the hub's library, whose message may have many lines, as one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def is_stored(posterior: Posterior, folder: Path) -> bool:
