@@ -29,7 +29,7 @@ from rebapl.posterior import (
     save_posterior,
 )
 from rebapl.posterior.answers import Question
-from rebapl.posterior.set_scores import FREE, PENALTY, SET_SCORES, rank_of
+from rebapl.posterior.conformal import FREE, PENALTY, SET_SCORES, rank_of
 
 RESPLITS = 1000
 

@@ -38,8 +38,8 @@ import torch
 from torch import Tensor
 
 from rebapl.errors import UserError, unknown
+from rebapl.posterior.conformal import rank_of
 from rebapl.posterior.prediction import UNCERTAINTIES, Outside, Prediction
-from rebapl.posterior.set_scores import rank_of
 
 NEIGHBOURS = 3
 """k, or the number of training images if there are fewer."""

@@ -24,12 +24,12 @@ from rebapl.backbones.features import encode
 from rebapl.data.dataset import refuse_repeats
 from rebapl.errors import UserError, printable
 from rebapl.learners import Learner, takes_features
-from rebapl.posterior.conformal import choose_conformal
+from rebapl.posterior.conformal import Conformal, choose_conformal
 from rebapl.posterior.fitting import PRIOR, EarlierWeights, choose_threshold, stacking_weights
 from rebapl.posterior.images import Images, read_images
 from rebapl.posterior.outside import FEATURE_SCORES, RATE, Bank, check_outside, choose_outside, logit_scores
 from rebapl.posterior.passes import CHUNK, Finish, Passes, Spread, in_order
-from rebapl.posterior.prediction import Average, Conformal, Outside, Prediction, Threshold, averaged, check_average
+from rebapl.posterior.prediction import Average, Outside, Prediction, Threshold, averaged, check_average
 from rebapl.posterior.selective import CONFIDENCE, check_promise
 from rebapl.posterior.storage import CHOICES, about_learner, check_weights, read_posterior
 from rebapl.posterior.temperature import PRIOR as TEMPERATURE_PRIOR

@@ -28,8 +28,9 @@ from rebapl.backbones.model import all_finite
 from rebapl.errors import UserError
 from rebapl.files import content_sha256, finish_replacement, folder_written_whole, read_json, sha256, write_json
 from rebapl.learners import METHODS, Learner, build_learner
+from rebapl.posterior.conformal import Conformal
 from rebapl.posterior.fitting import EarlierWeights
-from rebapl.posterior.prediction import Average, Conformal, Outside, Threshold
+from rebapl.posterior.prediction import Average, Outside, Threshold
 from rebapl.posterior.temperature import Temperature
 from rebapl.settings import Settings
 

@@ -13,7 +13,8 @@ from rebapl.data.folds import ENOUGH, TEST
 from rebapl.data.own_images import passed_over
 from rebapl.errors import printable
 from rebapl.evaluation.scores import proportion_interval
-from rebapl.posterior.prediction import Conformal, Threshold
+from rebapl.posterior.conformal import Conformal
+from rebapl.posterior.prediction import Threshold
 from rebapl.posterior.selective import CONFIDENCE, answered_within
 from rebapl.posterior.temperature import Temperature
 from rebapl.runs.folder import HELD_OUT, RESULTS
