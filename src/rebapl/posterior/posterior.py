@@ -66,6 +66,7 @@ class Passed(NamedTuple):
 class Posterior:
     """Stacked samples of the parameters of `learner`: name → (S, …), with weights (S,) that sum to one.
 
+    Samples are not changed in place: what predictions share is computed from them once.
     `about` describes how it was made: the class names and the template of the training, the method and the inference
     with all their settings, the seed and the data set.
     `threshold` decides when to answer "I don't know"; see `fit_threshold`.
