@@ -482,22 +482,14 @@ class Posterior:
             return self
         return replace(self, **{**NOTHING_CHOSEN, "temperature": None if fitted.value == 1 else fitted})
 
-    def fit_threshold(
-        self,
-        views: Tensor,
-        labels: Tensor,
-        *,
-        risk: float | None = None,
-        coverage: float | None = None,
-        by: str = "max-probability",
-        confidence: float = CONFIDENCE,
-    ) -> Posterior:
-        """The same posterior with a threshold chosen on held-out labels (N,) of views; see `choose_threshold`."""
-        if risk is not None:
-            check_promise(risk, confidence, len(views))
-        prediction = self.predict_views(views)
-        chosen = choose_threshold(prediction, labels, risk=risk, coverage=coverage, by=by, confidence=confidence)
-        return replace(self, threshold=chosen)
+    def fit_threshold(self, views: Tensor, labels: Tensor, **how: Any) -> Posterior:
+        """The same posterior with a threshold chosen on held-out labels (N,) of views; see `choose_threshold`.
+
+        `how` are its `risk`, `coverage`, `by` and `confidence`.
+        """
+        if (risk := how.get("risk")) is not None:  # a promise that is not possible is refused before the passes
+            check_promise(risk, how.get("confidence", CONFIDENCE), len(labels))
+        return replace(self, threshold=choose_threshold(self.predict_views(views), labels, **how))
 
     def fit_outside(
         self, views: Tensor, by: str = "energy", rate: float = RATE, train: tuple[Tensor, Tensor] | None = None
