@@ -170,16 +170,23 @@ def predict_part(
 
     `progress` is called with the number of images done. A `corruption`, if there is one, changes the views first.
     """
+    views = view_portions(posterior, part, progress, corruption)
+    return posterior.predict_views(views, names=[item.key for item in part.items])
 
-    def views() -> Iterator[torch.Tensor]:
-        done = 0
-        for items in list(portions(part.items, CHUNK)) or [[]]:
-            yield part_views(posterior, dataclasses.replace(part, items=items), corruption)
-            done += len(items)
-            if progress is not None:
-                progress(done)
 
-    return posterior.predict_views(views(), names=[item.key for item in part.items])
+def view_portions(
+    posterior: Posterior,
+    part: Part,
+    progress: Callable[[int], None] | None = None,
+    corruption: Corruption | None = None,
+) -> Iterator[torch.Tensor]:
+    """The `part_views` of a part in portions, of which one is in memory at a time; see `predict_part`."""
+    done = 0
+    for items in list(portions(part.items, CHUNK)) or [[]]:
+        yield part_views(posterior, dataclasses.replace(part, items=items), corruption)
+        done += len(items)
+        if progress is not None:
+            progress(done)
 
 
 def part_views(posterior: Posterior, part: Part, corruption: Corruption | None = None) -> torch.Tensor:
@@ -243,14 +250,15 @@ def fit_on_validation(posterior: Posterior, task: Task, fits: Mapping[str, Mappi
         return posterior
     if not task.val.items:
         raise UserError(f"data set '{task.dataset.name}' has no validation images to fit on")
-    views, labels = part_views(posterior, task.val), part_labels(task.val)
     bound = posterior.bind(task.val.class_names, task.dataset.template)
     for name in sorted(fits, key=FITTED.index):
-        if name == "outside":
-            train = (part_views(posterior, task.train), part_labels(task.train))
-            bound = bound.fit_outside(views, train=train, **fits[name])
+        views, how = view_portions(bound, task.val), fits[name]
+        if name != "outside":
+            bound = getattr(bound, f"fit_{name}")(views, part_labels(task.val), **how)
         else:
-            bound = getattr(bound, f"fit_{name}")(views, labels, **fits[name])
+            compared = how.get("by") in FEATURE_SCORES
+            train = (part_features(bound, task.train), part_labels(task.train)) if compared else None
+            bound = bound.fit_outside(views, train=train, **how)
     return bound
 
 
