@@ -250,7 +250,7 @@ class Prediction:
         """The same prediction with softer probabilities if the temperature is above 1, and sharper ones if it is below.
 
         The order of the classes stays. The temperature that the probabilities have already is multiplied by this one.
-        1 changes nothing.
+        Thresholds and prediction sets are removed, because they were chosen for other probabilities. 1 changes nothing.
         """
         if temperature == 1:
             return self
@@ -259,6 +259,10 @@ class Prediction:
             probabilities=tempered(self.probabilities, temperature),
             per_sample=tempered(self.per_sample, temperature),
             temperature=self.temperature * temperature,
+            threshold=None,
+            conformal=None,
+            outside=None,
+            by_fold=None,
         )
 
     @property
