@@ -59,7 +59,7 @@ def test_only_the_files_of_a_posterior_are_fetched_and_of_the_revision(
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", info)
     monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
     assert len(load_posterior("hf://somebody/digits@v2", encoder)) == 3
-    files = ["posterior.json", "samples.safetensors", "outside.safetensors", "folds.safetensors"]
+    files = ["posterior.json", "samples.safetensors"]
     assert asked == [("somebody/digits", "v2", files)]  # which the cache notes
 
 

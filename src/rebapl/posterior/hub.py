@@ -13,7 +13,7 @@ from rebapl import __version__
 from rebapl.backbones.hub import is_hub_id, one_line
 from rebapl.errors import UserError, printable
 from rebapl.files import write_atomically
-from rebapl.posterior.storage import BANK, FOLDS, MANIFEST, SAMPLES, save_posterior
+from rebapl.posterior.storage import MANIFEST, SAMPLES, save_posterior
 from rebapl.wording import number_of
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def upload(folder: Path, repository: str, private: bool) -> str:
         return api.upload_folder(
             repo_id=repository,
             folder_path=folder,
-            allow_patterns=[MANIFEST, SAMPLES, BANK, FOLDS, CARD],
+            allow_patterns=[MANIFEST, SAMPLES, CARD],
             commit_message="Posterior",
         ).oid
     except UserError:

@@ -31,7 +31,7 @@ from rebapl.posterior.outside import FEATURE_SCORES, RATE, Bank, check_outside, 
 from rebapl.posterior.passes import CHUNK, Finish, Passes, Spread, in_order
 from rebapl.posterior.prediction import Average, Outside, Prediction, Threshold, averaged, check_average
 from rebapl.posterior.selective import CONFIDENCE, check_promise
-from rebapl.posterior.storage import CHOICES, about_learner, check_weights, read_posterior
+from rebapl.posterior.storage import CHOICES, about_learner, check_weights
 from rebapl.posterior.temperature import PRIOR as TEMPERATURE_PRIOR
 from rebapl.posterior.temperature import Temperature, fit_temperature, text_factor
 from rebapl.posterior.views import mean_over_views, several_views
@@ -519,20 +519,3 @@ class Posterior:
         """
         plain = replace(self, conformal=None, folds=())
         return replace(plain, conformal=choose_conformal(plain.predict_views(views), labels, level, **how))
-
-
-def load_posterior(
-    source: Path | str,
-    encoder: DualEncoder | str | None = None,
-    device: str | torch.device = "cpu",
-    dtype: Dtype = "auto",
-) -> Posterior:
-    """Load a posterior from its folder, from the folder of a run, or from the Hugging Face hub.
-
-    `hf://somebody/digits` is a repository of the hub; `@` and a branch, a tag or a commit may follow. A posterior that
-    is incomplete or does not fit the backbone is refused. The backbone is loaded by the name in the manifest, on
-    `device`, and computes in `dtype` (`auto`: bfloat16 on a GPU that has it, float32 elsewhere). `encoder` is the
-    backbone itself, or another name to load it by.
-    """
-    stored = read_posterior(source, encoder, device, dtype)
-    return Posterior(**{**stored, "folds": tuple(Posterior(**fold) for fold in stored["folds"])})
