@@ -6,7 +6,7 @@ import dataclasses
 import json
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain, groupby
 from typing import Any
@@ -221,9 +221,7 @@ def _columns(protocol: str, groups: Sequence[Group]) -> dict[str, Read]:
 
         def read(group: Group, run: Run) -> float | None:
             wanted = {*chain(*(each.protocols[protocol] for each in group.runs))} - {"test"}
-            values = [getattr(part, score) for name, part in run.result.parts.items() if name in wanted]
-            complete = wanted and len(values) == len(wanted) and None not in values
-            return statistics.fmean(values) if complete else None
+            return average_over_parts(run.result, wanted, score)
 
         return read
 
@@ -233,6 +231,12 @@ def _columns(protocol: str, groups: Sequence[Group]) -> dict[str, Read]:
         "average ↑": average("accuracy"),
         **{COLUMNS[name]: average(name) for name in DOUBT},
     }
+
+
+def average_over_parts(result: RunResult, parts: Collection[str], score: str) -> float | None:
+    """The mean of a score over these test parts of a run; None if one of them is missing or lacks the score."""
+    values: list[Any] = [getattr(result.parts.get(part), score, None) for part in parts]
+    return statistics.fmean(values) if values and None not in values else None
 
 
 def _averages(groups: Sequence[Group], words: GroupWords, hm: str) -> list[list[Cell | str]]:

@@ -20,7 +20,7 @@ from rebapl.evaluation.scores import scores as all_scores
 from rebapl.evaluation.tasks import bound_to, part_labels, predict_part
 from rebapl.files import read_json, write_json
 from rebapl.learners import METHODS, published
-from rebapl.reports.results import short_value
+from rebapl.reports.results import average_over_parts, short_value
 from rebapl.reports.tables import EMPTY, Row, Table
 from rebapl.reproduce.doubt import DOUBT, OUTSIDE
 from rebapl.reproduce.paper import AVERAGE, paper_table, printed
@@ -68,16 +68,12 @@ TRANSFER_SCORES = (
 
 def _transferred(context: Context, config: RunConfig, row: TableRow) -> dict[str, Scores]:  # noqa: ARG001
     """The scores of a transfer on its source, on each target, and averaged over the targets."""
-    parts, targets = context.result(config).parts, context.suite.targets(config.protocol)
-    names = [score.name for score in TRANSFER_SCORES]
-    scores: dict[str, Scores] = {
-        part: {name: getattr(parts[part], name) for name in names} for part in ("test", *targets)
+    result, targets = context.result(config), context.suite.targets(config.protocol)
+    sections = {config.data: ["test"], **{target: [target] for target in targets}, AVERAGE: targets}
+    return {
+        section: {score.name: average_over_parts(result, parts, score.name) for score in TRANSFER_SCORES}
+        for section, parts in sections.items()
     }
-    average: dict[str, float | None] = {}
-    for name in names:
-        values = [value for target in targets if (value := scores[target][name]) is not None]
-        average[name] = statistics.fmean(values) if len(values) == len(targets) else None
-    return {config.data: scores.pop("test"), **scores, AVERAGE: average}
 
 
 def _transfer_notes(filled: FilledTable) -> list[str]:
