@@ -17,7 +17,6 @@ from matplotlib.figure import Figure
 from rebapl.data.batches import LabelledImages
 from rebapl.evaluation.scores import confidence_and_right, reliability, risk_by_coverage
 from rebapl.evaluation.tasks import bound_to, part_labels, predict_part, trained_part
-from rebapl.files import read_json, write_json
 from rebapl.learners import takes_features
 from rebapl.posterior import Posterior
 from rebapl.posterior.outside import OUTSIDE_SCORES
@@ -26,7 +25,6 @@ from rebapl.reproduce.paper_table import Context, FilledTable, PaperTable, Score
 from rebapl.reproduce.suites import Suite, TableRow
 from rebapl.reproduce.timing import milliseconds
 from rebapl.runs.config import RunConfig
-from rebapl.runs.folder import run_folder
 
 NEAR, FAR = "novel", "noise"
 CORRUPTIONS = ("all@3",)
@@ -99,9 +97,10 @@ def read_outside(context: Context, config: RunConfig, row: TableRow) -> dict[str
 
 def measured(context: Context, config: RunConfig) -> dict[str, Any]:
     """What the answers of a run cost, and the points of their curves; measured once and kept in the run's folder."""
-    folder = run_folder(config, context.runs)
-    if (folder / COST).exists():
-        return read_json(folder / COST, "what answers cost")
+    return context.stored(config, COST, lambda: _measure(context, config))
+
+
+def _measure(context: Context, config: RunConfig) -> dict[str, Any]:
     task, posterior = config.task(context.root), context.posterior(config)
     part = trained_part(task)
     bound = bound_to(posterior, task, part)
@@ -110,15 +109,13 @@ def measured(context: Context, config: RunConfig) -> dict[str, Any]:
     prediction, labels = predict_part(bound, part), part_labels(part)
     confidence, right = confidence_and_right(prediction.probabilities, labels)
     risks = risk_by_coverage(1 - confidence, right)
-    found = {
+    return {
         "parameters": sum(stack[0].numel() for stack in posterior.samples.values()),
         "passes": image_passes(bound),
         "milliseconds": statistics.median(milliseconds(lambda: bound.sample_logits(views), repeats=3)) / TIMED,
         "risks": [risks[round(share * (len(risks) - 1))].item() for share in (i / 50 for i in range(51))],
         "reliability": [[b.confidence, b.accuracy] for b in reliability(confidence, right, bins=10) if b.images >= 5],
     }
-    write_json(folder / COST, found)
-    return found
 
 
 def image_passes(posterior: Posterior) -> int:

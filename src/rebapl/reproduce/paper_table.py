@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from rebapl.data.task import SOURCE
 from rebapl.errors import UserError
 from rebapl.evaluation.scores import HM_CONVENTIONS, average_over_data
+from rebapl.files import read_json, write_json
 from rebapl.posterior import Posterior, load_posterior
 from rebapl.reports.tables import Cell, Table, mark_column
 from rebapl.reproduce.paper import AVERAGE, paper_table, printed, quote_section
@@ -73,6 +74,13 @@ class Context:
         """The stored posterior of a finished run."""
         backbone = kept_backbone(config.backbone_name, self.device)
         return load_posterior(run_folder(config, self.runs), backbone, self.device)
+
+    def stored(self, config: RunConfig, name: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The result of `compute` for a finished run. It is computed once and kept as `name` in the run's folder."""
+        path = run_folder(config, self.runs) / name
+        if not path.exists():
+            write_json(path, compute())
+        return read_json(path, "a run")
 
 
 @dataclass(frozen=True)

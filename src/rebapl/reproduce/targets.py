@@ -18,7 +18,6 @@ from rebapl.errors import UserError, unknown
 from rebapl.evaluation.scores import base_novel_accuracies
 from rebapl.evaluation.scores import scores as all_scores
 from rebapl.evaluation.tasks import bound_to, part_labels, predict_part
-from rebapl.files import read_json, write_json
 from rebapl.learners import METHODS, published
 from rebapl.reports.results import average_over_parts, short_value
 from rebapl.reports.tables import EMPTY, Row, Table
@@ -43,7 +42,6 @@ from rebapl.reproduce.suites import Suite, TableRow
 from rebapl.reproduce.timing import LATENCY, OVERHEAD, distance_name
 from rebapl.reproduce.toy_figures import toy_target
 from rebapl.runs.config import RunConfig
-from rebapl.runs.folder import run_folder
 from rebapl.sampling.presets import preset_values
 
 TRANSFERRED = ("promptsrc", "maple", "mmrl")
@@ -154,21 +152,17 @@ def _first_cycles(context: Context, config: RunConfig, row: TableRow) -> dict[st
     if row == MAPLE:
         return base_novel(context, config, row)
     context.result(config)  # refuses a run whose answers were changed after its training
-    path = run_folder(config, context.runs) / PREFIXES
-    stored = read_json(path, "scores by cycles")["cycles"] if path.exists() else {}
-    if any(str(count) not in stored for count in context.suite.cycles):
-        stored |= _prefix_scores(context, config)
-        write_json(path, {"cycles": dict(sorted(stored.items(), key=lambda item: int(item[0])))})
-    return {config.data: base_novel_accuracies(stored[row.label])}
+    stored = context.stored(config, PREFIXES, lambda: {"cycles": _prefix_scores(context, config)})
+    return {config.data: base_novel_accuracies(stored["cycles"][row.label])}
 
 
 def _prefix_scores(context: Context, config: RunConfig) -> dict[str, dict[str, dict[str, float]]]:
-    """Number of cycles C → test part → scores of the first C cycles, for every C of the suite."""
+    """Number of cycles C → test part → scores of the first C cycles, for every C up to all cycles of the run."""
     task, posterior = config.task(context.root), context.posterior(config)
     inference = config.resolved().training.inference
     assert inference is not None
     per_cycle = inference.samples_per_cycle * inference.chains
-    scores: dict[str, dict[str, dict[str, float]]] = {str(count): {} for count in context.suite.cycles}
+    scores: dict[str, dict[str, dict[str, float]]] = {str(count + 1): {} for count in range(inference.cycles)}
     for name, part in task.tests.items():
         prediction, labels = predict_part(bound_to(posterior, task, part), part), part_labels(part)
         for count, by_part in scores.items():
