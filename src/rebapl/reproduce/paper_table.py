@@ -219,9 +219,7 @@ class FilledTable:
         self.summary = AVERAGE if AVERAGE in self.sections else self.sections[0]
         """The section that stands for the whole table: the average, or the only data set."""
         self.paper, self.targets = paper_table(table.name), self.suite.targets(table.protocol)
-        by_data = any(isinstance(row, dict) for row in self.paper["rows"].values())
-        same = by_data or table.measure is not None or set(self.data) == set(table.data(PAPER))
-        self.compared = self.suite.compared and same
+        self.compared = self.suite.compared and self._has_the_papers_data()
         """Whether the paper's numbers are of the same data sets, so that differences make sense."""
         width = 3 if self.compared else 2 if table.orientation else 1
         self.widths = {score.name: width if score.name in self.paper["columns"] else 1 for score in table.scores}
@@ -245,6 +243,13 @@ class FilledTable:
                 per_seed.append(sections)
             collected[row.label] = {section: [sections[section] for sections in per_seed] for section in per_seed[0]}
         return collected
+
+    def _has_the_papers_data(self) -> bool:
+        """Whether the paper has numbers of the same data sets: by data set, of all of them together, or of none."""
+        by_data = [row for row in self.paper["rows"].values() if isinstance(row, dict)]
+        if by_data:
+            return all(set(self.targets or self.data) <= row.keys() for row in by_data)
+        return self.of.measure is not None or set(self.data) == set(self.of.data(PAPER))
 
     def first_run(self, row: TableRow) -> RunConfig:
         """The run of a row on the first data set, with the first seed."""
@@ -327,7 +332,12 @@ class FilledTable:
         return [note for note in notes if note]
 
     def opposite(self) -> list[str]:
-        """A sentence for each claim of the table whose difference, as shown, has the opposite sign in the paper."""
+        """A sentence for each claim of the table whose difference, as shown, has the opposite sign in the paper.
+
+        Claims are checked on the paper's data sets, and by a suite that stands for them, which compares no numbers.
+        """
+        if self.suite.compared and not self.compared:
+            return []
         names = {row.label: row.name or ", ".join(row.shown) for row in self.rows}
         gains = [Claim(row.label, row.over, score) for score in self.widths for row in self.rows if row.over in names]
         average = "average " if self.summary == AVERAGE else ""

@@ -11,7 +11,6 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from rebapl.data.catalogue import load_dataset
 from rebapl.data.published import PUBLISHED
 from rebapl.data.task import SOURCE
 from rebapl.errors import UserError, unknown
@@ -203,14 +202,16 @@ def _efficiency(suite: Suite) -> list[TableRow]:
 def steps(config: RunConfig) -> int:
     """The number of training steps of a base-to-novel run: whole mini-batches of its images, over all its epochs.
 
+    Published data sets, which need not be there yet, have enough images of each class. Other data sets are read.
+
     >>> steps(RunConfig("digits", "maple", "mle", backbone="mini", shots=8))
     50
     """
     settings = config.resolved().training.inference
     assert settings is not None
     known = PUBLISHED.get(config.data)
-    classes = ceil((known.classes if known else len(load_dataset(config.data).class_names)) / 2)
-    return max(1, classes * config.shots // settings.batch) * settings.all_epochs
+    images = ceil(known.classes / 2) * config.shots if known else len(config.task().train.items)
+    return max(1, images // settings.batch) * settings.all_epochs
 
 
 def _training_times(context: Context, config: RunConfig, row: TableRow) -> dict[str, Scores]:
@@ -226,10 +227,18 @@ def _efficiency_notes(filled: FilledTable) -> list[str]:
     return [*notes, *(paper_table("overhead")["notes"] if filled.compared else [])]
 
 
+def _repelled(suite: Suite) -> list[TableRow]:
+    """ReBaPL with and without repulsion. An inference that keeps one sample is refused."""
+    rows = [suite.rebapl("maple", "with repulsion"), suite.rebapl("maple", "without repulsion", NO_REPULSION)]
+    (data,) = suite.trained_on("diversity")
+    if any(suite.inference_of(data, row).samples == 1 for row in rows):
+        raise UserError(f"{suite.inference} keeps one sample: there are no distances between samples")
+    return rows
+
+
 def _diversity(context: Context, config: RunConfig, row: TableRow) -> dict[str, Scores]:  # noqa: ARG001
     record = context.result(config).diversity
-    if record is None:
-        raise UserError(f"{context.suite.inference} keeps one sample: there are no distances between samples")
+    assert record is not None
     different = 100 * record.mean_disagreement
     scores = {"distance": record.mean_distance, "different": different, "effective": record.effective_by_answers}
     return {config.data: {**scores, "images": record.images}}
@@ -361,10 +370,7 @@ _TARGETS: tuple[Target, ...] = (
         "heat maps of the samples' distances",
         "Diversity of the samples on {data}",
         ("MaPLe + ReBaPL",),
-        lambda suite: [
-            suite.rebapl("maple", "with repulsion"),
-            suite.rebapl("maple", "without repulsion", NO_REPULSION),
-        ],
+        _repelled,
         scores=(
             ScoreColumn("distance", "mean Wasserstein-2", 3),
             ScoreColumn("different", "different answers, %"),
