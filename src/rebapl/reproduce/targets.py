@@ -18,6 +18,7 @@ from rebapl.evaluation.scores import base_novel_accuracies
 from rebapl.evaluation.scores import scores as all_scores
 from rebapl.evaluation.tasks import bound_to, part_labels, predict_part
 from rebapl.learners import METHODS, published
+from rebapl.reports.figures import HeatMap, heat_maps
 from rebapl.reports.results import average_over_parts, short_value
 from rebapl.reports.tables import EMPTY, Row, Table
 from rebapl.reproduce.doubt import DOUBT, OUTSIDE
@@ -36,7 +37,7 @@ from rebapl.reproduce.paper_table import (
     Target,
     base_novel,
 )
-from rebapl.reproduce.study_figures import CurveFigure, heat_maps
+from rebapl.reproduce.study_figures import CurveFigure
 from rebapl.reproduce.suites import Suite, TableRow
 from rebapl.reproduce.timing import LATENCY, OVERHEAD, distance_name
 from rebapl.reproduce.toy_figures import toy_target
@@ -250,12 +251,15 @@ def _diversity_notes(filled: FilledTable) -> list[str]:
 
 
 def _diversity_figure(filled: FilledTable) -> Figure:
-    """Heat maps of the first seed's distances between samples."""
-    stored = {row.label: filled.context.result(filled.first_run(row)).diversity for row in filled.rows}
-    records = {label: record for label, record in stored.items() if record is not None}
-    images = max(record.images for record in records.values())
-    about = f"{images} images of {printed(filled.data[0])}, seed {filled.seeds[0]}"
-    return heat_maps({label: record.distance for label, record in records.items()}, f"Wasserstein-2, {about}")
+    """Heat maps of the first seed's distances between samples, on one scale of colours."""
+    maps = []
+    for letter, row in zip("ab", filled.rows, strict=True):
+        record = filled.context.result(filled.first_run(row)).diversity
+        assert record is not None
+        title = f"({letter}) {row.label}: mean {record.mean_distance:.3f}"
+        label = f"Wasserstein-2, {record.images} images of {printed(filled.data[0])}, seed {filled.seeds[0]}"
+        maps.append(HeatMap(title, record.distance, label, "{:.3f}"))
+    return heat_maps(maps, max(max(map(max, each.matrix)) for each in maps))
 
 
 REBAPL_PRESETS = ("rebapl-paper", "rebapl-authors", "rebapl")
