@@ -161,9 +161,26 @@ def test_a_run_that_is_not_scored_is_scored_for_the_report_alone(folder: Path) -
     assert not (folder / "other" / "results.json").exists()
 
 
+def test_a_temperature_and_distances_are_those_that_an_evaluation_stored(
+    folder: Path, two: InspectedRun, tmp_path: Path
+) -> None:
+    assert two.temperature == read_result(two.run.folder).parts["base"].temperature
+    assert f"The temperature τ = {two.temperature:.3f} was fitted on validation images" in report_html([two])
+    shutil.copytree(folder / "two", tmp_path / "run", ignore=shutil.ignore_patterns("results.json"))
+    seen = InspectedRun(tmp_path / "run", device="cpu")
+    text = words(report_html([seen]))
+    assert seen.temperature is None
+    assert "with temperature" not in text
+    assert "The distances between samples were not measured: `rebapl evaluate RUN` does that." in text
+    content = json.loads((tmp_path / "run" / "config.json").read_text())
+    (tmp_path / "run" / "config.json").write_text(json.dumps({**content, "resolved": None}))
+    with pytest.raises(UserError, match="lacks the resolved settings"):
+        InspectedRun(tmp_path / "run")
+
+
 @pytest.mark.parametrize("protocol", ["base-to-novel", "selection"])
 def test_progress_ends_with_the_last_image(tmp_path: Path, protocol: str) -> None:
-    """In a selection the test images are validation images, and no temperature is fitted on them."""
+    """In a selection the test images are validation images."""
     config = RunConfig("digits", "zero-shot", protocol=protocol, shots=2, test_images=20, backbone="mini")
     out = run(config, tmp_path / "run", device="cpu", score=False)
     steps: list[tuple[int, int]] = []

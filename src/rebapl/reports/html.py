@@ -242,7 +242,7 @@ class RunPage:
 
     def diversity(self) -> list[Table]:
         """Heat maps of the distances and the disagreements of all pairs of samples."""
-        record = self.inspected.diversity
+        record = self.result.diversity
         if record is None:
             return []
         samples = spread(len(record.distance), SQUARES)
