@@ -140,6 +140,16 @@ class InspectedRun:
         how = config["method"] if inference == "none" else f"{config['method']} · {inference}"
         return f"{how} on {data_name(config['data'])}, seed {config['seed']}"
 
+    @property
+    def result(self) -> RunResult:
+        """The stored scores; without parts if the run is not scored."""
+        return self.run.result
+
+    @property
+    def samples(self) -> int:
+        """The number of samples; 0 if the posterior cannot be loaded."""
+        return 0 if self.posterior is None else len(self.posterior)
+
     @cached_property
     def inference(self) -> Inference | None:
         """The settings of the inference; None if the method learns nothing."""
@@ -189,7 +199,7 @@ class InspectedRun:
             self.missing["temperature"] = "No temperature was fitted: the data set has no validation images."
         elif self.config.protocol == "selection":
             self.missing["temperature"] = "No temperature was fitted: this protocol tests on the validation images."
-        return next((part.temperature for part in self.run.result.parts.values() if part.temperature), None)
+        return next((part.temperature for part in self.result.parts.values() if part.temperature), None)
 
     @cached_property
     def course(self) -> Course | None:
