@@ -22,10 +22,11 @@ from typer.testing import CliRunner
 from rebapl.cli.commands import app
 from rebapl.errors import UserError
 from rebapl.evaluation.intervals import calibration_interval
-from rebapl.posterior import Conformal
+from rebapl.posterior import Conformal, Outside
 from rebapl.reports.comparison import compare
+from rebapl.reports.figures import training_figures
 from rebapl.reports.html import DETAILED, report_html, write_report
-from rebapl.reports.inspection import InspectedRun
+from rebapl.reports.inspection import Course, InspectedRun
 from rebapl.reports.tables import Cell
 from rebapl.runs.config import RunConfig
 from rebapl.runs.results import RunResult, read_result, write_result
@@ -137,6 +138,23 @@ def test_prediction_sets_are_counted_where_they_were_fitted(two: InspectedRun) -
     assert re.search(rf"base 80.0 {100 * held / len(sets):.1f} [\d.]+ – [\d.]+ {size:.2f} ", text)
     assert 0 < held < len(sets)
     assert size > 1
+
+
+def test_the_threshold_of_none_of_these_is_shown(two: InspectedRun) -> None:
+    assert "none of these" not in words(report_html([two]))
+    outside = Outside("neighbours", 0.51234, 0.1, "probabilities", tuple(two.posterior.class_names), images=10)
+    changed = copy.copy(two)
+    changed.posterior = dataclasses.replace(two.posterior, outside=outside)
+    expected = (
+        "none of these where the score ‘neighbours’ is above 0.5123: chosen on 10 images, with at most 10 % false"
+    )
+    assert expected in words(report_html([changed]))
+
+
+def test_one_cycle_is_one_cycle() -> None:
+    course = Course([0.1, 0.1, 0.1], [True, False, False], [3], [0])
+    (schedule,) = training_figures([{"step": 0.0}], course)
+    assert schedule.caption.startswith("1 cycle in 3 steps. ")
 
 
 def test_each_sample_votes_for_its_own_answer(two: InspectedRun) -> None:

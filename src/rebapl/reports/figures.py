@@ -32,6 +32,7 @@ from rebapl.reports.style import (
     page_legend,
     save_figure,
 )
+from rebapl.wording import number_of
 
 NUMBERED = 10
 """Up to this number of samples, a heat map has its numbers written in its cells."""
@@ -208,7 +209,8 @@ def training_figures(log: Sequence[Mapping[str, float]], course: Course | None) 
     figures = [_over_steps(kind, log, course) for kind in LOGGED]
     if course is not None:
         noise = "Noise is added in the shaded stages." if course.sampling_stages() else "No noise is added."
-        caption = f"{len(course.cycles)} cycles in {len(course.lr)} steps. {noise} A dot marks a sample that is kept. "
+        cycles, steps = number_of(len(course.cycles), "cycle"), number_of(len(course.lr), "step")
+        caption = f"{cycles} in {steps}. {noise} A dot marks a sample that is kept. "
         caption += "Chains side by side are drawn one after the other."
         schedule = StepFigure("Schedule", "learning rate", {"lr": ("learning rate", BLUE)}, caption, wide=True)
         rates = [{"step": step, "lr": rate} for step, rate in enumerate(course.lr)]
