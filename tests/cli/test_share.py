@@ -39,7 +39,7 @@ def test_a_dry_run_writes_what_would_be_uploaded(run: Path, tmp_path: Path) -> N
     assert names == ["README.md", "posterior.json", "samples.safetensors"]
     card = (tmp_path / "out/README.md").read_text()
     scores = json.loads((run / "results.json").read_text())["parts"]
-    assert f"| base | {scores['base']['images']} | {scores['base']['accuracy']:.4g} |" in card
+    assert f"| base | {scores['base']['images']} | {scores['base']['accuracy']:.2f} |" in card
     for said in ("license: mit", "| protocol | base-to-novel |", "| images per class | 2 |", "| data | digits |"):
         assert said in card, said
     again = rebapl("share", run, "--to", "somebody/digits", "--dry-run", tmp_path / "out")

@@ -96,7 +96,7 @@ def test_the_page_has_every_section_and_the_stored_scores(two: InspectedRun) -> 
     for title in sections.split("|"):
         assert f">{title}</h2>" in page
     for part in read_result(two.run.folder).parts.values():
-        for shown in (f"{part.accuracy:.2f}", f"{part.nll:.3f}", f"{part.ece:.2f}", f"{part.tempered_nll:.3f}"):
+        for shown in (f"{part.accuracy:.2f}", f"{part.nll:.3f}", f"{part.ece:.1f}", f"{part.tempered_nll:.3f}"):
             assert shown in text
     assert "memory of the process, at most" in text
     assert "inference.sampler.kind" in text, "every setting is there"
@@ -304,8 +304,8 @@ def test_paired_differences_over_images_have_the_standard_error_of_paired_means(
     page = words(report_html([two, other]))
     part = two.parts["base"]
     ends = calibration_interval(part.prediction.probabilities.amax(-1), part.right)
-    assert f"{part.scores['ece']:.2f} {ends.low:.2f} – {ends.high:.2f}" in page
-    assert f"{found.value:+.4f} {low:+.4f} to {high:+.4f}" in page
+    assert f"{part.scores['ece']:.1f} {ends.low:.1f} – {ends.high:.1f}" in page
+    assert f"{found.value:+.3f} {low:+.3f} to {high:+.3f}" in page
     assert "Differences to “maple · ensemble" in page
 
 
@@ -387,7 +387,7 @@ def test_a_score_that_one_of_many_runs_has_not_stored_is_not_compared(folder: Pa
     table = compare(runs, stored=True).table
     assert table is not None
     base, novel = ([str(cell) for cell in row[2:6]] for row in table.rows[:2])
-    assert (base, novel) == (["0.00", "0.0000", "0.00", "–"], ["0.00", "0.0000", "0.00", "0.0000"])
+    assert (base, novel) == (["0.00", "0.000", "0.0", "–"], ["0.00", "0.000", "0.0", "0.000"])
 
 
 def test_a_run_that_learned_from_every_image_shows_its_stored_scores(tmp_path: Path) -> None:

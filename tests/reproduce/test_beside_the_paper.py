@@ -17,11 +17,12 @@ from rebapl.files import write_json
 from rebapl.reports.tables import Table
 from rebapl.reproduce.make import make_target, planned
 from rebapl.reproduce.paper import quote
-from rebapl.reproduce.paper_table import Context, MeasuredTarget, PaperTable, Product, ScoreColumn
+from rebapl.reproduce.paper_table import Context, MeasuredTarget, PaperTable, Product
 from rebapl.reproduce.suites import MINI, PAPER, Suite, TableRow, named_suite
 from rebapl.reproduce.targets import MAPLE, PAPER_TARGETS, PREFIXES
 from rebapl.runs.config import RunConfig
 from rebapl.runs.folder import RESULTS, run_folder
+from rebapl.score_columns import ScoreColumn
 from rebapl.training import Training
 
 SHIFT = 1.5
@@ -233,7 +234,7 @@ def test_a_table_of_one_s_own_stands_in_the_page_of_its_folder(tmp_path: Path, o
         "Mine",
         ("row",),
         lambda _: [TableRow("first")],
-        scores=(ScoreColumn("count", "count", 0),),
+        scores={"count": ScoreColumn("count", 0)},
         measure=lambda *_: [{"count": 3.0}],
     )
     context = Context(TINY, tmp_path, devices=["cpu"])

@@ -27,6 +27,7 @@ from rebapl.posterior import Posterior, Prediction
 from rebapl.posterior.outside import FEATURE_SCORES
 from rebapl.posterior.passes import CHUNK
 from rebapl.posterior.temperature import fit_temperature, tempered
+from rebapl.score_columns import SCORE_COLUMNS
 
 if TYPE_CHECKING:
     from rebapl.data.corruptions import Corruption
@@ -35,8 +36,8 @@ Predicted = Callable[[int, int], None]
 """A function that is called now and then with the number of images predicted so far, and the number of all images."""
 
 
-SHOWN = {"images": "{:.0f}", "accuracy": "{:.1f} %", "nll": "{:.3f}", "ece": "{:.1f} %", "brier": "{:.3f}"}
-"""The scores in the printed table, and their formats."""
+SHOWN = ("images", "accuracy", "nll", "ece", "brier")
+"""The scores in the printed table."""
 
 
 class ScoredPart(dict[str, Any]):
@@ -59,9 +60,9 @@ class Evaluation(ScoredPart):
     >>> scores = ScoredPart(images=9, accuracy=60.0, nll=0.5, ece=2.0, brier=0.5)
     >>> evaluation = Evaluation(base=scores, novel=ScoredPart(scores, accuracy=30.0))
     >>> evaluation
-           images  accuracy    nll    ece  brier
-    base        9    60.0 %  0.500  2.0 %  0.500
-    novel       9    30.0 %  0.500  2.0 %  0.500
+           images  accuracy    nll  ece  brier
+    base        9     60.00  0.500  2.0  0.500
+    novel       9     30.00  0.500  2.0  0.500
     harmonic mean of the accuracies: 40.0 %
     >>> evaluation.base.accuracy, evaluation.harmonic_mean
     (60.0, 40.0)
@@ -80,7 +81,8 @@ class Evaluation(ScoredPart):
     def __repr__(self) -> str:
         rows = [["", *SHOWN]]
         for name, part in self.items():
-            rows.append([name, *(how.format(part[key]) if key in part else "" for key, how in SHOWN.items())])
+            digits = {key: SCORE_COLUMNS[key].digits for key in SHOWN}
+            rows.append([name, *(f"{part[key]:.{count}f}" if key in part else "" for key, count in digits.items())])
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
         mean = self.harmonic_mean

@@ -14,6 +14,7 @@ from rebapl.backbones.hub import is_hub_id, one_line
 from rebapl.errors import UserError, printable
 from rebapl.files import write_atomically
 from rebapl.posterior.storage import MANIFEST, SAMPLES, save_posterior
+from rebapl.score_columns import columns
 from rebapl.wording import number_of
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 CARD = "README.md"
 
-SCORES = {"accuracy": "accuracy (%) ↑", "nll": "NLL ↓", "ece": "ECE (%) ↓"}
+SCORES = columns("accuracy", "nll", "ece")
+"""The scores on the card, and in its metadata."""
 TASK = "image-classification"
 
 

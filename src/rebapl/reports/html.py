@@ -29,11 +29,12 @@ from rebapl.reports.comparison import HALVES, HARMONIC_MEAN, compare, resampled_
 from rebapl.reports.figures import Illustration, reliability_figure, risk_figure, training_figures
 from rebapl.reports.inspection import Answered, InspectedRun
 from rebapl.reports.pictures import disputed, sure_mistakes
-from rebapl.reports.results import COLUMNS, chosen_settings, corruption_table, result_tables, short_value
+from rebapl.reports.results import chosen_settings, corruption_table, result_tables, short_value
 from rebapl.reports.tables import Cell, Row, Table, score_cells
 from rebapl.runs.config import data_name
 from rebapl.runs.folder import POSTERIOR, Found
 from rebapl.sampling import PRESETS
+from rebapl.score_columns import SCORE_COLUMNS, headings
 from rebapl.settings import leaves
 from rebapl.wording import few, in_two_units, number_of
 
@@ -49,9 +50,10 @@ MISTAKES = 15
 NUMBERED, SQUARES = 12, 40
 """Up to 12 samples, their distances are shown as numbers. At most 40 samples, evenly spread, are shown at all."""
 
-OF_SAMPLE = {"accuracy": 2, "nll": 3, "ece": 2}
-OF_PART = {"images": 0, **OF_SAMPLE, "brier": 3, "aurc": 2, "tempered_nll": 3, "tempered_ece": 2}
-"""The scores of a sample and those of a test part that the page shows, each with its number of digits."""
+OF_SAMPLE = ("accuracy", "nll", "ece")
+OF_PART = ("images", *OF_SAMPLE, "brier", "aurc", "tempered_nll", "tempered_ece")
+DETECTION = ("auroc", "fpr95", "aupr")
+"""The scores of a sample, of a test part and of outside images that the page shows."""
 
 INTERVALS = (
     "Below each score is its 95 % interval: how far it would move with other test images of the same kind. Another "
@@ -156,13 +158,13 @@ def together_table(run: InspectedRun) -> Table:
     notes.append("Accuracy, ECE and AURC are in percent, NLL in nats; “at τ” means after a temperature.")
     for name, stored in run.result.parts.items():
         if name not in run.parts:
-            rows.append([name, *score_cells(dict(stored), OF_PART)])
+            rows.append([name, *score_cells(dict(stored), *OF_PART)])
             notes.append(f"{name}: as stored in the run; intervals need its test images.")
     if set(HALVES) <= run.parts.keys():
         mean = harmonic_mean(*(run.parts[half].scores["accuracy"] for half in HALVES))
         interval = around(mean, resampled_harmonic_mean(run), most=100.0)
         rows.append([HARMONIC_MEAN, "", Cell(mean, interval=interval), *[""] * (len(OF_PART) - 2)])
-    return Table("All samples together", ["classes", *(COLUMNS[key] for key in OF_PART)], rows, notes)
+    return Table("All samples together", ["classes", *headings(*OF_PART)], rows, notes)
 
 
 def _part_cells(part: Answered, temperature: float | None) -> list[Cell]:
@@ -173,7 +175,7 @@ def _part_cells(part: Answered, temperature: float | None) -> list[Cell]:
         intervals["accuracy"] = accuracy_interval(answered.right)
         intervals["ece"] = calibration_interval(answered.prediction.probabilities.amax(-1), answered.right)
         cells |= {prefix + key: Cell(value, interval=intervals.get(key)) for key, value in answered.scores.items()}
-    return [replace(cells.get(key, Cell(None)), digits=digits) for key, digits in OF_PART.items()]
+    return [replace(cells.get(key, Cell(None)), digits=SCORE_COLUMNS[key].digits) for key in OF_PART]
 
 
 def _versions(part: Answered, temperature: float | None) -> dict[str, Answered]:
@@ -184,13 +186,12 @@ def _versions(part: Answered, temperature: float | None) -> dict[str, Answered]:
 
 def outside_table(run: InspectedRun) -> Table | None:
     """How well each kind of uncertainty recognises outside images; None if that was not scored."""
-    digits = dict.fromkeys(("auroc", "fpr95", "aupr"), 1)
     rows: list[Row] = [
-        [name, uncertainty, *score_cells(detection, digits)]
+        [name, uncertainty, *score_cells(detection, *DETECTION)]
         for name, by_uncertainty in run.result.outside.items()
         for uncertainty, detection in by_uncertainty.items()
     ]
-    columns = ["outside images", "told apart by", "AUROC ↑", "FPR95 ↓", "AUPR ↑"]
+    columns = ["outside images", "told apart by", *headings(*DETECTION)]
     return Table("Outside images", columns, rows) if rows else None
 
 
@@ -200,9 +201,9 @@ def sample_table(run: InspectedRun) -> Table | None:
     for name, part in run.parts.items():
         weights = part.prediction.weights.tolist()
         for number, (alone, weight) in enumerate(zip(part.prediction.per_sample, weights, strict=True), 1):
-            cells = score_cells(scores(alone, part.labels), OF_SAMPLE)
+            cells = score_cells(scores(alone, part.labels), *OF_SAMPLE)
             rows.append([f"sample {number}", name, *cells, Cell(weight, digits=3)])
-    columns = ["sample", "classes", *(COLUMNS[key] for key in OF_SAMPLE), "weight"]
+    columns = ["sample", "classes", *headings(*OF_SAMPLE), "weight"]
     return Table("Each sample alone", columns, rows) if run.samples > 1 and rows else None
 
 

@@ -15,10 +15,11 @@ from rebapl.backbones import load_backbone
 from rebapl.data.task import load_task
 from rebapl.evaluation import base_novel_scores, evaluate
 from rebapl.files import write_atomically, write_json
-from rebapl.reports.results import BASE_NOVEL, COLUMNS
+from rebapl.reports.results import BASE_NOVEL
 from rebapl.reports.style import BLACK, BLUE, GREEN, GREY, ORANGE, bare_axes, save_figure
 from rebapl.reports.tables import Cell, Table, score_cells
 from rebapl.reproduce.suites import TableRow
+from rebapl.score_columns import headings
 from rebapl.training.checkpoint import Progress
 from rebapl.training.fit import fit
 
@@ -78,12 +79,11 @@ def run_demo(out: Path, bar: Callable[[str], Progress]) -> Table:
 
 def demo_table(rows: Sequence[MethodScores]) -> Table:
     """The table of the demonstration: a section per task with its best scores in bold, and the seconds of training."""
-    digits = {**dict.fromkeys(BASE_NOVEL, 1), "nll": 3}
     lines: list[list[Cell | str]] = [
-        [row.task, row.method, *score_cells(row.scores, digits), Cell(row.seconds, digits=0)] for row in rows
+        [row.task, row.method, *score_cells(row.scores, *BASE_NOVEL), Cell(row.seconds, digits=0)] for row in rows
     ]
     title = f"base-to-novel, {SHOTS} shots, seed {SEED}, embedded backbone"
-    return Table.sectioned(title, ["task", "method", *(COLUMNS[name] for name in BASE_NOVEL), "s"], lines)
+    return Table.sectioned(title, ["task", "method", *headings(*BASE_NOVEL), "s"], lines)
 
 
 def demo_figure(rows: Sequence[MethodScores]) -> Figure:

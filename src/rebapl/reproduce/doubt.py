@@ -21,10 +21,11 @@ from rebapl.learners import takes_features
 from rebapl.posterior import Posterior
 from rebapl.posterior.outside import OUTSIDE_SCORES
 from rebapl.reports.style import BOTH_COLUMNS, GREY, PAPER_FONTS, bare_axes, line_style
-from rebapl.reproduce.paper_table import Context, FilledTable, PaperTable, ScoreColumn, Scores
+from rebapl.reproduce.paper_table import Context, FilledTable, PaperTable, Scores
 from rebapl.reproduce.suites import Suite, TableRow
 from rebapl.reproduce.timing import milliseconds
 from rebapl.runs.config import RunConfig
+from rebapl.score_columns import ScoreColumn, columns
 
 NEAR, FAR = "novel", "noise"
 CORRUPTIONS = ("all@3",)
@@ -72,7 +73,7 @@ def read_doubt(context: Context, config: RunConfig, row: TableRow) -> dict[str, 
         "accuracy": part.accuracy,
         "nll": part.nll,
         "ece": part.ece,
-        "tempered": part.tempered_nll,
+        "tempered_nll": part.tempered_nll,
         "aurc": part.aurc,
         "corrupted": statistics.fmean(each.nll for each in corrupted),
         "corrupted ece": statistics.fmean(each.ece for each in corrupted),
@@ -163,20 +164,16 @@ DOUBT = PaperTable(
     "The bench of doubt: trained classes of {data}",
     ("method", "inference"),
     rivals,
-    scores=(
-        ScoreColumn("accuracy", "accuracy", 1, best=True),
-        ScoreColumn("nll", "NLL", 3),
-        ScoreColumn("ece", "ECE", 1),
-        ScoreColumn("tempered", "NLL at τ", 3),
-        ScoreColumn("aurc", "AURC", 1),
-        ScoreColumn("corrupted", "NLL corrupted", 3),
-        ScoreColumn("corrupted ece", "ECE corrupted", 1),
-        ScoreColumn("near", "AUROC near", 1, best=True),
-        ScoreColumn("far", "AUROC far", 1, best=True),
-        ScoreColumn("parameters", "parameters", 0),
-        ScoreColumn("passes", "passes", 0),
-        ScoreColumn("milliseconds", "ms", 1),
-    ),
+    scores={
+        **columns("accuracy", "nll", "ece", "tempered_nll", "aurc"),
+        "corrupted": ScoreColumn("NLL corrupted", 3),
+        "corrupted ece": ScoreColumn("ECE corrupted", 1),
+        "near": ScoreColumn("AUROC near", 1, "↑"),
+        "far": ScoreColumn("AUROC far", 1, "↑"),
+        "parameters": ScoreColumn("parameters", 0),
+        "passes": ScoreColumn("passes", 0),
+        "milliseconds": ScoreColumn("ms", 1),
+    },
     read=read_doubt,
     outside=(NEAR, FAR),
     corruptions=CORRUPTIONS,
@@ -190,7 +187,7 @@ OUTSIDE = PaperTable(
     "Which score tells outside images: AUROC in %, near (novel classes) and far (noise), {data}",
     ("method", "inference"),
     rivals,
-    scores=tuple(ScoreColumn(f"{by} {name}", f"{by}, {name}", 1) for by in OUTSIDE_SCORES for name in ("near", "far")),
+    scores={f"{by} {name}": ScoreColumn(f"{by}, {name}", 1) for by in OUTSIDE_SCORES for name in ("near", "far")},
     read=read_outside,
     outside=(NEAR, FAR),
 )

@@ -76,17 +76,17 @@ class CurveFigure:
         for name in self.log:
             axes.set(**{f"{name}scale": "log"})
             getattr(axes, f"{name}axis").set_major_formatter(lambda value, _: f"{value:g}")
-        lines = [(name, filled.column(score), points) for name, points in curves.items() for score in self.scores]
-        for index, (name, column, points) in enumerate(lines):
+        lines = [(name, score, points) for name, points in curves.items() for score in self.scores]
+        for index, (name, score, points) in enumerate(lines):
             colour, marker = line_style(index)
             shift = self.aside * (index - (len(lines) - 1) / 2)
             positions = [x * 10**shift if "x" in self.log else x + shift for x in points]
-            label = f"{filled.of.words[-2]} = {name}" if name.isdigit() else name or column.title
-            ours = [filled.cell(row, column.name) for row in points.values()]
+            label = f"{filled.of.words[-2]} = {name}" if name.isdigit() else name or filled.of.scores[score].title
+            ours = [filled.cell(row, score) for row in points.values()]
             line = "" if self.in_words else "-"
             _errorbar(axes, positions, ours, color=colour, marker=marker, ls=line, label=label)
-            if line and filled.widths[column.name] > 1:
-                theirs = [filled.theirs(row, column.name) for row in points.values()]
+            if line and filled.widths[score] > 1:
+                theirs = [filled.theirs(row, score) for row in points.values()]
                 _errorbar(axes, list(points), theirs, color=colour, marker="", ls=":", label=f"{label}, paper")
         words = {row.label: "\n".join(row.shown) for row in filled.rows}
         ticks = {x: words[row] if self.in_words else f"{x:g}" for *_, points in lines for x, row in points.items()}

@@ -24,7 +24,6 @@ from rebapl.reports.tables import EMPTY, Row, Table
 from rebapl.reproduce.doubt import DOUBT, OUTSIDE
 from rebapl.reproduce.paper import AVERAGE, paper_table, printed
 from rebapl.reproduce.paper_table import (
-    BASE_NOVEL,
     PARTS,
     Claim,
     Context,
@@ -32,7 +31,6 @@ from rebapl.reproduce.paper_table import (
     MeasuredTarget,
     PaperTable,
     Product,
-    ScoreColumn,
     Scores,
     Target,
     base_novel,
@@ -43,6 +41,7 @@ from rebapl.reproduce.timing import LATENCY, OVERHEAD, distance_name
 from rebapl.reproduce.toy_figures import toy_target
 from rebapl.runs.config import RunConfig
 from rebapl.sampling.presets import preset_values
+from rebapl.score_columns import ScoreColumn, columns
 
 TRANSFERRED = ("promptsrc", "maple", "mmrl")
 """The methods of the paper's second and third tables."""
@@ -55,12 +54,7 @@ PREFIXES = "prefixes.json"
 """The file in a run's folder that stores the scores of the first C cycles of its chain, for each C."""
 
 
-TRANSFER_SCORES = (
-    ScoreColumn("accuracy", "accuracy", best=True),
-    ScoreColumn("nll", "NLL", 3),
-    ScoreColumn("ece", "ECE", 1),
-    ScoreColumn("aurc", "AURC", 1),
-)
+TRANSFER_SCORES = columns("accuracy", "nll", "ece", "aurc")
 """The scores of the second and third tables. The paper has the accuracy alone."""
 
 
@@ -69,7 +63,7 @@ def _transferred(context: Context, config: RunConfig, row: TableRow) -> dict[str
     result, targets = context.result(config), context.suite.targets(config.protocol)
     sections = {config.data: ["test"], **{target: [target] for target in targets}, AVERAGE: targets}
     return {
-        section: {score.name: average_over_parts(result, parts, score.name) for score in TRANSFER_SCORES}
+        section: {score: average_over_parts(result, parts, score) for score in TRANSFER_SCORES}
         for section, parts in sections.items()
     }
 
@@ -323,7 +317,7 @@ _TARGETS: tuple[Target, ...] = (
         "Plug and play: ReBaPL and maximum likelihood, by method, on {data}",
         ("method",),
         _plugged,
-        scores=(*BASE_NOVEL, ScoreColumn("nll", "NLL", 3), ScoreColumn("ece", "ECE")),
+        scores=columns(*PARTS, "nll", "ece"),
         notes=_plugged_notes,
     ),
     MeasuredTarget("settings", "the paper's settings beside those of the presets", settings),
@@ -365,7 +359,7 @@ _TARGETS: tuple[Target, ...] = (
         "Training time of ReBaPL and of maximum likelihood with as many epochs, on {data}",
         ("MaPLe", "epochs", "batch", "steps"),
         _efficiency,
-        scores=(ScoreColumn("seconds", "seconds", 1), ScoreColumn("per step", "ms a step", 1)),
+        scores={"seconds": ScoreColumn("seconds", 1), "per step": ScoreColumn("ms a step", 1)},
         read=_training_times,
         notes=_efficiency_notes,
     ),
@@ -375,11 +369,11 @@ _TARGETS: tuple[Target, ...] = (
         "Diversity of the samples on {data}",
         ("MaPLe + ReBaPL",),
         _repelled,
-        scores=(
-            ScoreColumn("distance", "mean Wasserstein-2", 3),
-            ScoreColumn("different", "different answers, %"),
-            ScoreColumn("effective", "effective samples"),
-        ),
+        scores={
+            "distance": ScoreColumn("mean Wasserstein-2", 3),
+            "different": ScoreColumn("different answers, %"),
+            "effective": ScoreColumn("effective samples"),
+        },
         read=_diversity,
         notes=_diversity_notes,
         claims=lambda rows: [Claim(rows[0], rows[1], "distance", says="greater with repulsion")],
