@@ -81,8 +81,7 @@ class Evaluation(ScoredPart):
     def __repr__(self) -> str:
         rows = [["", *SHOWN]]
         for name, part in self.items():
-            digits = {key: SCORE_COLUMNS[key].digits for key in SHOWN}
-            rows.append([name, *(f"{part[key]:.{count}f}" if key in part else "" for key, count in digits.items())])
+            rows.append([name, *(f"{part[key]:.{SCORE_COLUMNS[key].digits}f}" if key in part else "" for key in SHOWN)])
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
         mean = self.harmonic_mean
