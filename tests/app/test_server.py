@@ -40,7 +40,8 @@ from rebapl.cli.commands import app as commands
 from rebapl.errors import UserError
 from rebapl.posterior import Posterior, load_posterior, save_posterior
 from rebapl.posterior.answers import Question, answer_files
-from rebapl.posterior.prediction import Conformal, Outside, Prediction, Threshold
+from rebapl.posterior.conformal import Conformal
+from rebapl.posterior.prediction import Outside, Prediction, Threshold
 from rebapl.runs.run import run as do_run
 
 NAMES = ["cat", "dog", "zero"]

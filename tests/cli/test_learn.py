@@ -57,7 +57,7 @@ def test_it_says_what_it_chose_and_how_well_it_went(learned: tuple[Path, Result]
         '"I don\'t know": ',
         "Answered at confidence 90 % (without a promise): 0 % (",
         " %) with --risk 0.01, ",
-        "not measured, because they have one image each: emu",
+        "not measured, because they have one image each (copies count once): emu",
         "runs/photos/held-out.csv",
         "next: rebapl predict runs/photos NEW-PHOTOS/",
     ):
@@ -187,10 +187,20 @@ def test_one_image_per_class_is_learned_and_not_measured(tmp_path: Path) -> None
     class_folders(tmp_path / "photos", cat=1, dog=1)
     result = rebapl("learn", "photos", *QUICK)
     assert result.exit_code == 0, result.output
-    assert "accuracy: unknown. Each class has one image" in result.stdout
+    assert "accuracy: unknown. No class has two different images" in result.stdout
     assert "no threshold can be chosen" in result.stdout
     assert load_posterior(tmp_path / "runs" / "photos" / "posterior").threshold is None
     assert "already learned" in rebapl("learn", "photos", *QUICK).stdout
+
+
+def test_copies_of_one_photo_measure_nothing(tmp_path: Path) -> None:
+    class_folders(tmp_path / "photos", cat=1, dog=1)
+    for photo in list((tmp_path / "photos").rglob("*.png")):
+        for number in (1, 2):
+            shutil.copy(photo, photo.with_name(f"{number}.png"))
+    result = rebapl("learn", "photos", *QUICK)
+    assert "6 images of 2 classes, 3 of each" in result.stderr
+    assert "measures itself: not at all, since no class has two different images" in result.stderr
 
 
 def test_prediction_sets_are_fitted_on_request(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_a_dry_run_writes_what_would_be_uploaded(run: Path, tmp_path: Path) -> N
     assert names == ["README.md", "posterior.json", "samples.safetensors"]
     card = (tmp_path / "out/README.md").read_text()
     scores = json.loads((run / "results.json").read_text())["parts"]
-    assert f"| base | {scores['base']['images']} | {scores['base']['accuracy']:.4g} |" in card
+    assert f"| base | {scores['base']['images']} | {scores['base']['accuracy']:.2f} |" in card
     for said in ("license: mit", "| protocol | base-to-novel |", "| images per class | 2 |", "| data | digits |"):
         assert said in card, said
     again = rebapl("share", run, "--to", "somebody/digits", "--dry-run", tmp_path / "out")
@@ -70,7 +70,7 @@ def test_an_upload_says_how_to_use_it(run: Path, tmp_path: Path, monkeypatch: py
     dataset.load(dataset.test[0].key).save(picture)
     answers = [rebapl("predict", each, picture, "--format", "json", "--quiet") for each in (run, address)]
     assert answers[0] == answers[1]
-    with pytest.raises(UserError, match="revision 'v9' of it could not be fetched"):
+    with pytest.raises(UserError, match="posterior 'somebody/digits@v9' could not be fetched"):
         rebapl("predict", "hf://somebody/digits@v9", picture)
 
 

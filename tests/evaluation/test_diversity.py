@@ -9,7 +9,7 @@ import small_clip
 import torch
 
 from rebapl.evaluation import measure_diversity, prediction_scores, scores
-from rebapl.evaluation.diversity import disagreement_matrix, total_variation_matrix, wasserstein_matrix
+from rebapl.evaluation.diversity import disagreement_matrix, wasserstein_matrix
 from rebapl.learners import build_learner
 from rebapl.numbers import effective_samples
 from rebapl.posterior import Posterior
@@ -101,12 +101,3 @@ def test_scores_of_all_samples_and_of_each() -> None:
     pairs = [(logits[s].argmax(-1) != logits[t].argmax(-1)).float().mean() for s, t in ((0, 1), (0, 2), (1, 2))]
     assert found["disagreement"] == pytest.approx(100 * np.mean(pairs), rel=1e-5)
     assert found["entropy"] == pytest.approx(found["expected_entropy"] + found["mutual_information"], abs=1e-5)
-
-
-def test_total_variation_is_half_the_sum_of_differences() -> None:
-    probabilities = torch.randn(4, 6, 3, generator=torch.Generator().manual_seed(1)).softmax(-1)
-    found = total_variation_matrix(probabilities)
-    for s in range(4):
-        for t in range(4):
-            each = [0.5 * sum(abs(probabilities[s, n, c] - probabilities[t, n, c]) for c in range(3)) for n in range(6)]
-            assert found[s, t].item() == pytest.approx(float(sum(each)) / 6, abs=1e-6)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import small_clip
 import torch
 from PIL import Image
 
@@ -97,6 +98,22 @@ def test_what_a_posterior_cannot_answer_is_refused(make: Any) -> None:
     bound, asked = Question(class_names=["cat", "dog"]).put_to(posterior)
     assert (bound.class_names, asked.top, asked.abstain, asked.sets) == (["cat", "dog"], 2, False, False)
     assert asked.put_to(posterior)[1] == asked
+
+
+def test_who_always_answers_pays_no_passes_for_none_of_these(
+    make: Any, files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An outside score of image features needs the frozen features of each image."""
+    views, passed = small_clip.random_views(7), []
+    posterior = make("maple").fit_outside(views, "neighbours", 0.5, (views, torch.tensor([0, 1, 2, 3, 0, 1, 2])))
+    original = Posterior.image_features
+    monkeypatch.setattr(
+        Posterior, "image_features", lambda self, given: (passed.append(len(given)), original(self, given))[1]
+    )
+    assert {record["outside"] for record in all_records(posterior, files[:4], abstain=False)} == {None}
+    assert passed == []
+    assert {record["outside"] for record in all_records(posterior, files[:4])} <= {True, False}
+    assert sum(passed) == 4
 
 
 def test_the_pace_is_that_of_the_latest_portions() -> None:

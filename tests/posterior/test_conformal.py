@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rebapl.errors import UserError
 from rebapl.posterior import Prediction, choose_conformal
-from rebapl.posterior.set_scores import check_level
+from rebapl.posterior.conformal import check_level
 
 CLASSES = ["cat", "dog", "emu", "fox"]
 

@@ -93,11 +93,15 @@ def test_the_card_says_what_people_and_the_hub_need(make: Callable[..., Posterio
     assert found == {"accuracy": 81.25, "nll": 0.5, "ece": 3.25}
     for said in (
         "# digits",
+        "This is a Bayesian posterior",
         "3 samples of the parameters that the method `coop`",
+        "Predictions are averaged over the samples",
         'load_posterior("hf://somebody/digits")',
         "| images per class | 16 |",
         "    big old tree\n",
-        "| test | 64 | 81.25 | 0.5 | 3.25 |",
+        "| test part | images | accuracy ↑ | NLL ↓ | ECE ↓ |",
+        "| test | 64 | 81.25 | 0.500 | 3.2 |",
+        "Accuracy and ECE are in percent",
         "It always answers with one of the class names",
         "one seed",
         "`apache-2.0`.",
@@ -111,6 +115,9 @@ def test_a_card_without_scores_and_licence_says_so(make: Callable[..., Posterior
     assert card.data.base_model is None
     for said in ("It was not scored.", "has not chosen a licence", "one sample, so there is no uncertainty"):
         assert said in card.text
+    assert "1 sample of the parameters that the method `coop`" in card.text
+    assert "averaged over the samples" not in card.text
+    assert "Bayesian" not in card.text
 
 
 def test_what_nobody_could_use_is_refused_before_anything_is_sent(make: Callable[..., Posterior], hub: Hub) -> None:

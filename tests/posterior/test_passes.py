@@ -15,7 +15,7 @@ from torch import Tensor
 from rebapl.compiled import compiling, is_compiling
 from rebapl.errors import UserError
 from rebapl.learners import METHODS
-from rebapl.posterior import Posterior, passes, per_sample
+from rebapl.posterior import passes, per_sample
 from rebapl.posterior.passes import in_order
 from rebapl.posterior.per_sample import AtSamples
 
@@ -53,31 +53,14 @@ def test_class_names_are_encoded_once_for_a_bound_posterior(make: Any, views: Te
     assert encoded == [2, 2, 1]
 
 
-def test_what_is_kept_is_dropped_when_samples_or_the_learner_change(
-    make: Any, views: Tensor, encoded: list[int]
-) -> None:
-    posterior = make("coop", 2)
-    before = posterior.predict_views(views).probabilities
-    stack = posterior.samples["context"]
-    stack.add_(torch.randn(stack.shape, generator=torch.Generator().manual_seed(3)))
-    changed = posterior.predict_views(views).probabilities
-    assert (changed - before).abs().max() > 1e-3
-    fresh = Posterior(posterior.learner, {"context": stack.clone()}, posterior.weights, posterior.about)
-    assert torch.equal(fresh.predict_views(views).probabilities, changed)
-    posterior.learner.train()
-    posterior.predict_views(views)
-    posterior.learner.eval()
-    assert encoded == [2, 2, 2, 2]
-
-
 def test_memory_is_freed_with_the_posterior_and_copies_begin_anew(make: Any, views: Tensor) -> None:
     posterior = make("maple", 2)
     expected = posterior.predict_views(views).probabilities
     other = copy.deepcopy(posterior)
-    assert other.passes._ready is None
+    assert "_at_samples" not in vars(other.passes)
     assert other.passes.learner is other.learner
     assert torch.equal(other.predict_views(views).probabilities, expected)
-    kept = [weakref.ref(posterior.passes), weakref.ref(posterior.passes._ready.classes[0]["text"])]
+    kept = [weakref.ref(posterior.passes), weakref.ref(posterior.passes._at_samples.classes[0]["text"])]
     gc.collect()
     gc.disable()  # it must not need to look for circles
     try:

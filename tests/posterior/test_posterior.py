@@ -70,6 +70,12 @@ def test_a_threshold_belongs_to_its_class_names_averaging_and_template(make: Any
     assert (~back.predict(views).unsure()).sum() == 4
 
 
+def test_a_risk_that_cannot_be_promised_is_refused_before_the_passes(make: Any) -> None:
+    no_images = torch.zeros(7, 1)  # a pass of these would fail
+    with pytest.raises(UserError, match=r"cannot be promised at confidence 0\.9 with 7 images"):
+        make("coop").fit_threshold(no_images, torch.zeros(7, dtype=torch.long), risk=0.01)
+
+
 def test_a_posterior_without_samples_is_refused(make: Any) -> None:
     with pytest.raises(UserError, match="at least one sample"):
         Posterior.of(make("coop").learner, [], {})

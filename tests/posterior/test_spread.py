@@ -59,15 +59,10 @@ def test_many_images_are_split_and_for_few_the_samples_are(make: Any, work: list
     assert [given[:2] for given in work] == [(1, 1)]
 
 
-def test_samples_that_are_changed_are_seen_on_all_devices(make: Any) -> None:
-    posterior, views = make("coop", 2), random_views(1)
-    spread = posterior.spread(["cpu", "cpu"])
-    before = spread.sample_logits(views)
-    posterior.samples["context"].neg_()
-    after = spread.sample_logits(views)
-    assert (after - before).abs().amax((1, 2)).min() > 1e-3
-    torch.testing.assert_close(after, posterior.sample_logits(views), atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(copy.deepcopy(spread).sample_logits(views), after, atol=1e-5, rtol=1e-5)
+def test_a_copy_predicts_the_same(make: Any) -> None:
+    spread, views = make("coop", 2).spread(["cpu", "cpu"]), random_views(1)
+    expected = spread.sample_logits(views)
+    assert torch.equal(copy.deepcopy(spread).sample_logits(views), expected)
 
 
 def test_an_error_on_a_device_is_raised_and_the_next_is_answered(make: Any) -> None:

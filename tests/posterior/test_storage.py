@@ -18,7 +18,8 @@ from rebapl.errors import UserError
 from rebapl.files import content_sha256, sha256
 from rebapl.learners import METHODS, build_learner
 from rebapl.learners.coop import CoOp
-from rebapl.posterior import Posterior, load_posterior, save_posterior
+from rebapl.posterior import Posterior, choose_cross_conformal, load_posterior, save_posterior
+from rebapl.posterior.storage import is_stored
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -58,7 +59,7 @@ def test_every_setting_is_saved_whatever_the_defaults_become(
     posterior = make("maple", 2, settings={"tokens": 3})
     folder = save_posterior(posterior, tmp_path / "p")
     manifest = json.loads((folder / "posterior.json").read_text())
-    assert manifest["format"] == 2
+    assert manifest["format"] == 3
     assert manifest["method_settings"] == {"tokens": 3, "depth": "9/12", "init": "a photo of a"}
     config = METHODS["maple"].config
 
@@ -134,6 +135,31 @@ def test_the_file_of_samples_is_that_of_safetensors(make: Any, tmp_path: Path) -
     assert kept["samples_sha256"] == hashlib.sha256(content).hexdigest()
 
 
+def test_one_file_holds_all_tensors(make: Any, encoder: DualEncoder, views: torch.Tensor, tmp_path: Path) -> None:
+    """The samples, those of folds, which may share memory with them and each other, and what "none of these" needs."""
+    plain, labels = make("coop"), torch.tensor([0, 1, 2, 3, 0, 1, 2])
+    posterior = plain.fit_outside(views, "mahalanobis", 0.5, (views, labels))
+    predictions = [plain.predict(views[:3]), plain.predict(views[3:])]
+    sets = choose_cross_conformal(predictions, [labels[:3], labels[3:]], level=0.5)
+    posterior = dataclasses.replace(posterior, conformal=sets, folds=(plain, plain))
+    folder = save_posterior(posterior, tmp_path / "posterior")
+    assert {path.name for path in folder.iterdir()} == {"posterior.json", "samples.safetensors"}
+    tensors = load_file(folder / "samples.safetensors")
+    assert tensors.keys() == {"context", "outside:means", "outside:root", "0:context", "1:context"}
+    assert torch.equal(tensors["0:context"], plain.samples["context"])
+    loaded = load_posterior(folder, encoder)
+    assert loaded.samples.keys() == {"context"}
+    assert all(torch.equal(loaded.bank[name], tensor) for name, tensor in posterior.bank.items())
+    ours, theirs = posterior.predict(views), loaded.predict(views)
+    assert torch.equal(ours.sets(), theirs.sets())
+    assert torch.equal(ours.none_of_these(), theirs.none_of_these())
+    assert is_stored(loaded, folder)
+    assert not is_stored(dataclasses.replace(loaded, bank={**loaded.bank, "means": loaded.bank["means"] + 1}), folder)
+    unequal = plain.with_weights([0.2, 0.3, 0.5])
+    with pytest.raises(UserError, match="samples of a fold must have equal weights"):
+        save_posterior(dataclasses.replace(posterior, folds=(plain, unequal)), folder)
+
+
 def test_a_class_bound_later_is_not_what_was_learned_with(make: Any, encoder: DualEncoder, tmp_path: Path) -> None:
     posterior = make("mmrl")
     folder = save_posterior(posterior.bind(["green fish", "car"]), tmp_path / "p")
@@ -207,8 +233,8 @@ def test_an_edited_manifest_is_refused(saved: Path, encoder: DualEncoder, key: s
 
 @pytest.mark.parametrize(
     "key",
-    "backbone weights threshold method method_settings inference crop_scale seed data class_names template "
-    "samples_sha256 versions".split(),
+    "backbone weights earlier_weights threshold conformal temperature outside method method_settings inference "
+    "crop_scale seed data class_names template samples_sha256 versions".split(),
 )
 def test_missing_and_mistyped_entries_are_named(saved: Path, encoder: DualEncoder, key: str) -> None:
     kept = (saved / "posterior.json").read_text()
@@ -224,8 +250,9 @@ def test_missing_and_mistyped_entries_are_named(saved: Path, encoder: DualEncode
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 3}, "has format 3, .* reads 2: install the version that wrote it"),
-        ({"format": 1}, "has format 1.*train the posterior again"),
+        ({"format": 4}, "has format 4, .* reads 3: install the version that wrote it"),
+        ({"format": 2}, "has format 2.*train the posterior again"),
+        ({"outside_sha256": None}, "outside_sha256: there is no such"),
         ({"format": True}, "has format True"),
         ({"format": None}, "has format None"),
         ({"weights": [0.5, 0.5, 0.5]}, "sum to one"),
@@ -279,13 +306,6 @@ def test_a_threshold_or_sets_that_make_no_sense_are_refused(
     edit(saved, lambda manifest: manifest[part].update(change))
     with pytest.raises(UserError, match=f"does not describe a posterior: {part}"):
         load_posterior(saved, encoder)
-
-
-def test_a_manifest_of_a_version_without_prediction_sets_is_read(saved: Path, encoder: DualEncoder) -> None:
-    edit(saved, lambda manifest: manifest.pop("conformal"))
-    loaded = load_posterior(saved, encoder)
-    assert loaded.conformal is None
-    assert loaded.threshold is not None
 
 
 @pytest.mark.parametrize("kept", [0, 10, 200, -1, None], ids=lambda kept: kept if kept is not None else "a bit")

@@ -126,6 +126,22 @@ def test_a_temperature_belongs_to_its_averaging_template_and_weights(make: Any, 
         assert (other.threshold, other.conformal) == (None, None)
 
 
+def test_a_prediction_at_another_temperature_has_no_choices_of_before(make: Any, views: Tensor) -> None:
+    labels = torch.tensor([0, 1, 2, 3, 0, 1, 2])
+    posterior = make("coop").fit_threshold(views, labels, coverage=0.5).fit_conformal(views, labels, level=0.5)
+    prediction = posterior.fit_outside(views, "entropy", rate=0.5).predict(views)
+    assert prediction.tempered(1) is prediction
+    softer = prediction.tempered(2)
+    assert (softer.threshold, softer.conformal, softer.outside, softer.by_fold) == (None, None, None, None)
+    for ask, message in (
+        (softer.unsure, "no threshold was chosen"),
+        (softer.sets, "no prediction sets"),
+        (softer.none_of_these, "no threshold of 'none of these'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            ask()
+
+
 @pytest.mark.parametrize(("method", "further"), [("maple", False), ("coop", True)])
 def test_other_class_names_are_scaled_by_the_distances_of_their_texts(
     make: Any, views: Tensor, method: str, further: bool

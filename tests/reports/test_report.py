@@ -22,10 +22,11 @@ from typer.testing import CliRunner
 from rebapl.cli.commands import app
 from rebapl.errors import UserError
 from rebapl.evaluation.intervals import calibration_interval
-from rebapl.posterior import Conformal
+from rebapl.posterior import Conformal, Outside
 from rebapl.reports.comparison import compare
+from rebapl.reports.figures import training_figures
 from rebapl.reports.html import DETAILED, report_html, write_report
-from rebapl.reports.inspection import InspectedRun
+from rebapl.reports.inspection import Course, InspectedRun
 from rebapl.reports.tables import Cell
 from rebapl.runs.config import RunConfig
 from rebapl.runs.results import RunResult, read_result, write_result
@@ -95,7 +96,7 @@ def test_the_page_has_every_section_and_the_stored_scores(two: InspectedRun) -> 
     for title in sections.split("|"):
         assert f">{title}</h2>" in page
     for part in read_result(two.run.folder).parts.values():
-        for shown in (f"{part.accuracy:.2f}", f"{part.nll:.3f}", f"{part.ece:.2f}", f"{part.tempered_nll:.3f}"):
+        for shown in (f"{part.accuracy:.2f}", f"{part.nll:.3f}", f"{part.ece:.1f}", f"{part.tempered_nll:.3f}"):
             assert shown in text
     assert "memory of the process, at most" in text
     assert "inference.sampler.kind" in text, "every setting is there"
@@ -139,6 +140,23 @@ def test_prediction_sets_are_counted_where_they_were_fitted(two: InspectedRun) -
     assert size > 1
 
 
+def test_the_threshold_of_none_of_these_is_shown(two: InspectedRun) -> None:
+    assert "none of these" not in words(report_html([two]))
+    outside = Outside("neighbours", 0.51234, 0.1, "probabilities", tuple(two.posterior.class_names), images=10)
+    changed = copy.copy(two)
+    changed.posterior = dataclasses.replace(two.posterior, outside=outside)
+    expected = (
+        "none of these where the score ‘neighbours’ is above 0.5123: chosen on 10 images, with at most 10 % false"
+    )
+    assert expected in words(report_html([changed]))
+
+
+def test_one_cycle_is_one_cycle() -> None:
+    course = Course([0.1, 0.1, 0.1], [True, False, False], [3], [0])
+    (schedule,) = training_figures([{"step": 0.0}], course)
+    assert schedule.caption.startswith("1 cycle in 3 steps. ")
+
+
 def test_each_sample_votes_for_its_own_answer(two: InspectedRun) -> None:
     """The most disputed image stands first, with the class that each sample finds likeliest."""
     best = max(
@@ -161,9 +179,26 @@ def test_a_run_that_is_not_scored_is_scored_for_the_report_alone(folder: Path) -
     assert not (folder / "other" / "results.json").exists()
 
 
+def test_a_temperature_and_distances_are_those_that_an_evaluation_stored(
+    folder: Path, two: InspectedRun, tmp_path: Path
+) -> None:
+    assert two.temperature == read_result(two.run.folder).parts["base"].temperature
+    assert f"The temperature τ = {two.temperature:.3f} was fitted on validation images" in report_html([two])
+    shutil.copytree(folder / "two", tmp_path / "run", ignore=shutil.ignore_patterns("results.json"))
+    seen = InspectedRun(tmp_path / "run", device="cpu")
+    text = words(report_html([seen]))
+    assert seen.temperature is None
+    assert "with temperature" not in text
+    assert "The distances between samples were not measured: `rebapl evaluate RUN` does that." in text
+    content = json.loads((tmp_path / "run" / "config.json").read_text())
+    (tmp_path / "run" / "config.json").write_text(json.dumps({**content, "resolved": None}))
+    with pytest.raises(UserError, match="lacks the resolved settings"):
+        InspectedRun(tmp_path / "run")
+
+
 @pytest.mark.parametrize("protocol", ["base-to-novel", "selection"])
 def test_progress_ends_with_the_last_image(tmp_path: Path, protocol: str) -> None:
-    """In a selection the test images are validation images, and no temperature is fitted on them."""
+    """In a selection the test images are validation images."""
     config = RunConfig("digits", "zero-shot", protocol=protocol, shots=2, test_images=20, backbone="mini")
     out = run(config, tmp_path / "run", device="cpu", score=False)
     steps: list[tuple[int, int]] = []
@@ -269,8 +304,8 @@ def test_paired_differences_over_images_have_the_standard_error_of_paired_means(
     page = words(report_html([two, other]))
     part = two.parts["base"]
     ends = calibration_interval(part.prediction.probabilities.amax(-1), part.right)
-    assert f"{part.scores['ece']:.2f} {ends.low:.2f} – {ends.high:.2f}" in page
-    assert f"{found.value:+.4f} {low:+.4f} to {high:+.4f}" in page
+    assert f"{part.scores['ece']:.1f} {ends.low:.1f} – {ends.high:.1f}" in page
+    assert f"{found.value:+.3f} {low:+.3f} to {high:+.3f}" in page
     assert "Differences to “maple · ensemble" in page
 
 
@@ -352,7 +387,7 @@ def test_a_score_that_one_of_many_runs_has_not_stored_is_not_compared(folder: Pa
     table = compare(runs, stored=True).table
     assert table is not None
     base, novel = ([str(cell) for cell in row[2:6]] for row in table.rows[:2])
-    assert (base, novel) == (["0.00", "0.0000", "0.00", "–"], ["0.00", "0.0000", "0.00", "0.0000"])
+    assert (base, novel) == (["0.00", "0.000", "0.0", "–"], ["0.00", "0.000", "0.0", "0.000"])
 
 
 def test_a_run_that_learned_from_every_image_shows_its_stored_scores(tmp_path: Path) -> None:

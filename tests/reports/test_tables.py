@@ -8,10 +8,10 @@ import pytest
 
 from rebapl.cli.progress import print_table
 from rebapl.reports.html import PAGES
-from rebapl.reports.results import COLUMNS
 from rebapl.reports.tables import Cell, Table, latex
 from rebapl.reproduce.paper import paper
 from rebapl.reproduce.targets import PAPER_TARGETS
+from rebapl.score_columns import SCORE_COLUMNS, headings
 
 TABLE = Table(
     "scores & more",
@@ -65,8 +65,8 @@ def test_markdown_and_latex_escape_what_would_break_them() -> None:
 
 def test_latex_has_a_command_for_every_greek_letter_of_the_paper_s_tables() -> None:
     """`pdflatex` stops at a Greek letter that stands for itself."""
-    columns = [column.title for table in PAPER_TARGETS.values() for column in getattr(table, "scores", ())]
-    words = " ".join([*columns, *COLUMNS.values(), *paper()["tables"]["settings"]["titles"].values()])
+    titles = [each.title for table in PAPER_TARGETS.values() for each in getattr(table, "scores", {}).values()]
+    words = " ".join([*titles, *headings(*SCORE_COLUMNS), *paper()["tables"]["settings"]["titles"].values()])
     assert {"α", "ξ", "τ"} <= set(words)
     assert not re.search("[α-ωΑ-Ω]", latex(words))
 

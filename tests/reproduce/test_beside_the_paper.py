@@ -7,17 +7,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from drawn_folder import class_folders
 from pages import blocks, run_code
 from tiny_suite import TINY
 
+from rebapl.backbones import load_backbone
+from rebapl.errors import UserError
 from rebapl.files import write_json
-from rebapl.reproduce.make import make_target
+from rebapl.reports.tables import Table
+from rebapl.reproduce.make import make_target, planned
 from rebapl.reproduce.paper import quote
-from rebapl.reproduce.paper_table import Context, PaperTable, Product, ScoreColumn
-from rebapl.reproduce.suites import MINI, PAPER, Suite, TableRow
-from rebapl.reproduce.targets import PAPER_TARGETS
+from rebapl.reproduce.paper_table import Context, MeasuredTarget, PaperTable, Product
+from rebapl.reproduce.suites import MINI, PAPER, Suite, TableRow, named_suite
+from rebapl.reproduce.targets import MAPLE, PAPER_TARGETS, PREFIXES
 from rebapl.runs.config import RunConfig
 from rebapl.runs.folder import RESULTS, run_folder
+from rebapl.score_columns import ScoreColumn
+from rebapl.training import Training
 
 SHIFT = 1.5
 
@@ -141,6 +147,68 @@ def test_a_page_says_where_a_result_is_opposite_to_the_paper_s(tmp_path: Path, g
     ]
 
 
+COUNTS = {"red": 9, "green": 4, "blue": 5, "grey": 6}
+
+
+@pytest.mark.parametrize("name", ["table1", "table4", "cycles"])
+def test_own_photos_are_not_compared_with_the_papers_data(tmp_path: Path, name: str) -> None:
+    """Results that are opposite to the paper's, on one or two data sets of which the paper knows nothing."""
+    photos = [str(class_folders(tmp_path / name, **COUNTS)) for name in ("photos", "more")]
+    suite = named_suite("photo", None, "mini", photos[: 1 if name == "cycles" else 2]).changed(methods=["maple"])
+    suite = replace(suite, cycles=(1, 10), seeds=(1,))
+    target, runs = PAPER_TARGETS[name], tmp_path / "runs"
+    for index, config in enumerate(target.runs(suite)):
+        accuracies = dict.fromkeys(("base", "novel"), 50.0 - index)
+        invent(runs, config, accuracies)
+        by_cycles = {str(count): {part: {"accuracy": 30.0 - count} for part in accuracies} for count in suite.cycles}
+        write_json(run_folder(config, runs) / PREFIXES, {"cycles": by_cycles})
+    output = target.make(Context(suite, runs))
+    table = table_of(output)
+    assert output.opposite == []
+    assert not any("diff" in column for column in table[0])
+    papers = {row.get("data set"): row["HM paper"] for row in table if "HM paper" in row}
+    if name == "cycles":
+        assert papers == {}
+    else:
+        assert papers.pop("Average"), "to look at"
+        assert set(papers.values()) == {""}
+        assert any("to look at, not to compare with" in note for note in output.table.notes)
+
+
+def test_steps_are_of_the_images_that_there_are(tmp_path: Path) -> None:
+    """The classes have 9, 4, 5 and 6 images, and the task asks for 16 of each."""
+    photos = str(class_folders(tmp_path / "photos", **COUNTS))
+    suite = replace(named_suite("photo", None, "mini", [photos]), shots=16, seeds=(1,))
+    for row, described in zip(
+        (MAPLE, suite.rebapl("maple")), PAPER_TARGETS["efficiency"].rows(suite)[::4], strict=False
+    ):
+        config = suite.config(photos, row, 1)
+        training = Training(config.task(), load_backbone("mini"), config.resolved().training, 1)
+        assert training.loop is not None
+        assert len(config.task().train.items) < 2 * 9
+        assert described.words[-1] == str(training.loop.steps_in_all)
+
+
+def test_distances_between_samples_need_several(tmp_path: Path) -> None:
+    """This is said before anything is trained."""
+    suite = MINI.changed(inference="mle")
+    with pytest.raises(UserError, match="mle keeps one sample"):
+        PAPER_TARGETS["diversity"].runs(suite)
+    states, (remark,) = planned([PAPER_TARGETS["diversity"]], suite, tmp_path)
+    assert (states, remark) == (
+        [],
+        "diversity is left out: mle keeps one sample: there are no distances between samples.",
+    )
+
+
+def test_a_page_of_two_suites_names_both_commands(tmp_path: Path) -> None:
+    for suite, name in ((MINI, "settings"), (replace(MINI, name="other"), "toy")):
+        target = MeasuredTarget(name, "what", lambda _: Product(Table("A table", ["a"], [["b"]])))
+        make_target(target, Context(suite, tmp_path), tmp_path / "out")
+    shown = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "Made by `rebapl reproduce all --suite mini` and `rebapl reproduce all --suite other`; files" in shown
+
+
 def test_zero_shot_is_one_run_without_a_deviation(tmp_path: Path) -> None:
     suite = MINI.changed(methods=["zero-shot", "maple"])
     invented_averages(suite, tmp_path, 1.0)
@@ -166,7 +234,7 @@ def test_a_table_of_one_s_own_stands_in_the_page_of_its_folder(tmp_path: Path, o
         "Mine",
         ("row",),
         lambda _: [TableRow("first")],
-        scores=(ScoreColumn("count", "count", 0),),
+        scores={"count": ScoreColumn("count", 0)},
         measure=lambda *_: [{"count": 3.0}],
     )
     context = Context(TINY, tmp_path, devices=["cpu"])

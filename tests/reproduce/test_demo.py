@@ -33,6 +33,9 @@ def test_the_demo_leaves_a_table_a_figure_and_results(tmp_path: Path, monkeypatc
     assert written[0] == "| task | method | base ↑ | novel ↑ | HM ↑ | NLL ↓ | ECE ↓ |", "no seconds, which differ"
     assert "| digits | maple · rebapl |" in written[-1]
     assert Image.open(tmp_path / "figure.png").size[0] > 1000
+    bars.clear()
+    assert demo.run_demo(tmp_path, bar).rows == table.rows, "the runs are found again"
+    assert bars == {}
 
 
 def row(method: str, base: float) -> MethodScores:

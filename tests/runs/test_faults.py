@@ -26,7 +26,7 @@ from rebapl.errors import UserError
 from rebapl.evaluation.tasks import evaluate
 from rebapl.files import alone_in, write_atomically
 from rebapl.interruption import Interrupted
-from rebapl.posterior import load_posterior, save_posterior
+from rebapl.posterior import Outside, Posterior, load_posterior, save_posterior
 from rebapl.runs.config import RunConfig
 from rebapl.runs.folder import CHECKPOINT
 from rebapl.runs.run import evaluate_run, run
@@ -372,7 +372,10 @@ def test_a_kill_between_the_renames_of_a_posterior_loses_nothing(
     folder = Path(shutil.copytree(whole / "posterior", tmp_path / "run" / "posterior"))
     old = load_posterior(folder, encoder)
     samples = {name: stack + 1 for name, stack in old.samples.items()}
-    other = type(old)(old.learner, samples, old.weights, old.about)
+    outside = Outside("neighbours", 1.0, 0.1, old.average, tuple(old.class_names), 10)
+    other = Posterior(
+        old.learner, samples, old.weights, old.about, outside=outside, bank={"features": torch.ones(2, 3)}
+    )
 
     def killed() -> None:
         replace, moves = Path.replace, []
@@ -391,10 +394,10 @@ def test_a_kill_between_the_renames_of_a_posterior_loses_nothing(
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
-    found = load_posterior(folder, encoder).samples
-    name = next(iter(samples))
-    assert torch.equal(found[name], old.samples[name]) == (moment < 3)
-    assert torch.equal(found[name], samples[name]) == (moment >= 3)
+    found = load_posterior(folder, encoder)
+    name, replaced = next(iter(samples)), moment >= 3
+    assert torch.equal(found.samples[name], (samples if replaced else old.samples)[name])
+    assert (found.outside, found.bank.keys()) == ((outside, {"features"}) if replaced else (None, set()))
     save_posterior(other, folder)
     assert torch.equal(load_file(folder / "samples.safetensors")[name], samples[name])
     assert [path.name for path in folder.parent.iterdir()] == ["posterior"], "nothing hidden stays"

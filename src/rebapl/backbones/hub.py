@@ -1,9 +1,11 @@
-"""Checkpoints of the Hugging Face hub: find them in the local cache, ask the hub about them, and fetch them."""
+"""The Hugging Face hub: fetch files of a repository, and find and fetch checkpoints."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +67,6 @@ def fetched_before(hub_id: str) -> Path | None:
 
 def fetch(hub_id: str) -> Path:
     """Fetch the files of a checkpoint, all from one commit, into the local cache, and return their folder."""
-    from huggingface_hub import snapshot_download
-
-    repository, revision = split_revision(hub_id)
     names = {sibling.rfilename for sibling in ask_hub(hub_id).siblings or ()}
     _log.warning("backbone %s is fetched from the hub and kept", hub_id)
     weights = next((name for pair in zip(WHOLE, IN_PARTS, strict=True) for name in pair if name in names), WHOLE[0])
@@ -75,15 +74,42 @@ def fetch(hub_id: str) -> Path:
     if weights in IN_PARTS:  # and its parts: model-00001-of-00002.safetensors
         whole = Path(weights.removesuffix(".index.json"))
         files.append(f"{whole.stem}-*{whole.suffix}")
-    try:
-        # The cache records the revision that is requested here. If this were the commit, a name such as `main` could
-        # not be found later without the hub.
-        return Path(snapshot_download(repository, revision=revision, allow_patterns=files))
-    except Exception as error:  # a failing connection makes the library raise errors of any type
+    return snapshot("backbone", hub_id, files)
+
+
+def snapshot(what: str, hub_id: str, patterns: Sequence[str]) -> Path:
+    """The folder in the local cache with the files of a repository that match `patterns`, all from one commit.
+
+    If the hub does not answer within seconds, files that were fetched before are used. Errors call the repository
+    `what`.
+    """
+    from huggingface_hub import HfApi, snapshot_download
+
+    repository, revision = split_revision(hub_id)
+    # The cache records the revision that is requested here. If this were the commit, a name such as `main` could not
+    # be found later without the hub.
+    request: dict[str, Any] = {"revision": revision, "allow_patterns": list(patterns)}
+    # The library raises many kinds of errors for the connection, the hub and the cache.
+    try:  # a quick test of the connection, since `snapshot_download` itself may wait for half a minute
+        HfApi().model_info(repository, revision=revision, timeout=HUB_SECONDS)
+    except Exception as error:
+        with contextlib.suppress(Exception):
+            return Path(snapshot_download(repository, local_files_only=True, **request))
         raise UserError(
-            f"backbone '{hub_id}' could not be fetched from the hub ({type(error).__name__}: {first_line(error)}): try "
-            "again, and it goes on where it was"
+            f"{what} '{hub_id}' could not be fetched from the hub, and was not fetched before ({one_line(error)})"
         ) from error
+    try:
+        return Path(snapshot_download(repository, **request))
+    except Exception as error:
+        raise UserError(
+            f"{what} '{hub_id}' could not be fetched from the hub ({one_line(error)}): try again, and it goes on where "
+            "it was"
+        ) from error
+
+
+def one_line(error: Exception) -> str:
+    """An error of the hub's library, whose message may have many lines, as one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def ask_hub(hub_id: str) -> Any:

@@ -160,7 +160,7 @@ def demo(
     """Compare a few methods, base-to-novel, on two embedded tasks. It takes about two minutes on two cores.
 
     Parameters:
-        out: Folder for the table and the figure.
+        out: Folder for the table, the figure and the runs, which a second call finds again.
     """
     from rebapl.cli.progress import StepProgress, print_table
     from rebapl.reproduce.demo import REMARK, run_demo

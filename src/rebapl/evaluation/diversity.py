@@ -73,16 +73,6 @@ def disagreement_matrix(answers: Tensor) -> Tensor:
     return (answers[:, None] != answers[None]).double().mean(-1).float()
 
 
-def total_variation_matrix(probabilities: Tensor) -> Tensor:
-    """½ Σ_c |p_s − p_t|, averaged over images, between samples' probabilities (S, N, C); (S, S)."""
-    count = len(probabilities)
-    matrix = torch.zeros(count, count)
-    for first in range(count):
-        distances = (probabilities[first] - probabilities[:first]).abs().sum(-1).mean(-1) / 2
-        matrix[first, :first] = matrix[:first, first] = distances
-    return matrix
-
-
 def mean_of_pairs(matrix: Tensor) -> float:
     """The mean of a matrix (S, S) without its diagonal; 0 for S = 1."""
     count = len(matrix)

@@ -3,17 +3,10 @@ classes."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
-import torch
 from torch import Tensor
 
 from rebapl.errors import UserError
 from rebapl.posterior import UNCERTAINTIES, Prediction
-
-OF_ONE_SAMPLE = ("max-probability", "entropy")
-"""The uncertainties of a single sample; the others compare samples."""
 
 
 def outside_scores(inside: Tensor, outside: Tensor) -> dict[str, float]:
@@ -36,25 +29,12 @@ def outside_scores(inside: Tensor, outside: Tensor) -> dict[str, float]:
     return {"auroc": 100 * float(auroc), "fpr95": 100 * passed, "aupr": 100 * float(aupr)}
 
 
-def all_outside_scores(inside: Prediction, outside: Prediction) -> dict[str, dict[str, Any]]:
+def all_outside_scores(inside: Prediction, outside: Prediction) -> dict[str, dict[str, float]]:
     """The `outside_scores` of each outside score, by its name.
 
-    Both predictions must be among the same class names, those of the training. A single sample has some of these
-    uncertainties, too (`OF_ONE_SAMPLE`). For these, `per_sample` has the `outside_scores` of each sample alone.
+    Both predictions must be among the same class names, those of the training.
     """
     if inside.class_names != outside.class_names:
         raise UserError("inside and outside images are compared among the same class names: bind the posterior once")
     names = [*UNCERTAINTIES, *(name for name in inside.scores if name in outside.scores)]
-    scores: dict[str, dict[str, Any]] = {
-        by: {**outside_scores(inside.outside_score(by), outside.outside_score(by))} for by in names
-    }
-    pairs = list(zip(_by_sample(inside), _by_sample(outside), strict=True))
-    for by in OF_ONE_SAMPLE:
-        scores[by]["per_sample"] = [outside_scores(a.uncertainty(by), b.uncertainty(by)) for a, b in pairs]
-    return scores
-
-
-def _by_sample(prediction: Prediction) -> list[Prediction]:
-    """The prediction of each sample alone."""
-    weight = torch.ones(1)
-    return [replace(prediction, probabilities=p, per_sample=p[None], weights=weight) for p in prediction.per_sample]
+    return {by: outside_scores(inside.outside_score(by), outside.outside_score(by)) for by in names}

@@ -18,14 +18,7 @@ from rebapl.data.own_images import is_flat, load_flat_folder
 from rebapl.data.task import TARGETS, Part, Task, split_of
 from rebapl.data.workers import portions
 from rebapl.errors import UserError
-from rebapl.evaluation.diversity import (
-    IMAGES,
-    Diversity,
-    disagreement_matrix,
-    mean_of_pairs,
-    measure_diversity,
-    total_variation_matrix,
-)
+from rebapl.evaluation.diversity import IMAGES, Diversity, disagreement_matrix, mean_of_pairs, measure_diversity
 from rebapl.evaluation.outside import all_outside_scores
 from rebapl.evaluation.scores import scores
 from rebapl.learners import METHODS, build_learner, check_features, published, takes_features
@@ -34,6 +27,7 @@ from rebapl.posterior import Posterior, Prediction
 from rebapl.posterior.outside import FEATURE_SCORES
 from rebapl.posterior.passes import CHUNK
 from rebapl.posterior.temperature import fit_temperature, tempered
+from rebapl.score_columns import SCORE_COLUMNS
 
 if TYPE_CHECKING:
     from rebapl.data.corruptions import Corruption
@@ -42,8 +36,8 @@ Predicted = Callable[[int, int], None]
 """A function that is called now and then with the number of images predicted so far, and the number of all images."""
 
 
-SHOWN = {"images": "{:.0f}", "accuracy": "{:.1f} %", "nll": "{:.3f}", "ece": "{:.1f} %", "brier": "{:.3f}"}
-"""The scores in the printed table, and their formats."""
+SHOWN = ("images", "accuracy", "nll", "ece", "brier")
+"""The scores in the printed table."""
 
 
 class ScoredPart(dict[str, Any]):
@@ -66,9 +60,9 @@ class Evaluation(ScoredPart):
     >>> scores = ScoredPart(images=9, accuracy=60.0, nll=0.5, ece=2.0, brier=0.5)
     >>> evaluation = Evaluation(base=scores, novel=ScoredPart(scores, accuracy=30.0))
     >>> evaluation
-           images  accuracy    nll    ece  brier
-    base        9    60.0 %  0.500  2.0 %  0.500
-    novel       9    30.0 %  0.500  2.0 %  0.500
+           images  accuracy    nll  ece  brier
+    base        9     60.00  0.500  2.0  0.500
+    novel       9     30.00  0.500  2.0  0.500
     harmonic mean of the accuracies: 40.0 %
     >>> evaluation.base.accuracy, evaluation.harmonic_mean
     (60.0, 40.0)
@@ -87,7 +81,7 @@ class Evaluation(ScoredPart):
     def __repr__(self) -> str:
         rows = [["", *SHOWN]]
         for name, part in self.items():
-            rows.append([name, *(how.format(part[key]) if key in part else "" for key, how in SHOWN.items())])
+            rows.append([name, *(f"{part[key]:.{SCORE_COLUMNS[key].digits}f}" if key in part else "" for key in SHOWN)])
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
         mean = self.harmonic_mean
@@ -135,8 +129,8 @@ def prediction_scores(prediction: Prediction, labels: torch.Tensor) -> dict[str,
     """All scores of a prediction against labels (N,).
 
     They are the `scores` of the averaged probabilities; the mean entropies and mutual information in nats; the share of
-    images, in percent, that two samples answer differently, and the total variation between their probabilities, both
-    averaged over pairs of samples; and in `per_sample` the `scores` of each sample alone.
+    images, in percent, that two samples answer differently, averaged over pairs of samples; and in `per_sample` the
+    `scores` of each sample alone.
     """
     answers = prediction.per_sample.argmax(-1)
     return {
@@ -145,7 +139,6 @@ def prediction_scores(prediction: Prediction, labels: torch.Tensor) -> dict[str,
         "expected_entropy": prediction.expected_entropy.mean().item(),
         "mutual_information": prediction.mutual_information.mean().item(),
         "disagreement": 100 * mean_of_pairs(disagreement_matrix(answers)),
-        "total_variation": mean_of_pairs(total_variation_matrix(prediction.per_sample)),
         "images": len(prediction),
         "per_sample": [scores(alone, labels) for alone in prediction.per_sample],
     }
@@ -178,16 +171,23 @@ def predict_part(
 
     `progress` is called with the number of images done. A `corruption`, if there is one, changes the views first.
     """
+    views = view_portions(posterior, part, progress, corruption)
+    return posterior.predict_views(views, names=[item.key for item in part.items])
 
-    def views() -> Iterator[torch.Tensor]:
-        done = 0
-        for items in list(portions(part.items, CHUNK)) or [[]]:
-            yield part_views(posterior, dataclasses.replace(part, items=items), corruption)
-            done += len(items)
-            if progress is not None:
-                progress(done)
 
-    return posterior.predict_views(views(), names=[item.key for item in part.items])
+def view_portions(
+    posterior: Posterior,
+    part: Part,
+    progress: Callable[[int], None] | None = None,
+    corruption: Corruption | None = None,
+) -> Iterator[torch.Tensor]:
+    """The `part_views` of a part in portions, of which one is in memory at a time; see `predict_part`."""
+    done = 0
+    for items in list(portions(part.items, CHUNK)) or [[]]:
+        yield part_views(posterior, dataclasses.replace(part, items=items), corruption)
+        done += len(items)
+        if progress is not None:
+            progress(done)
 
 
 def part_views(posterior: Posterior, part: Part, corruption: Corruption | None = None) -> torch.Tensor:
@@ -250,20 +250,21 @@ def fit_on_validation(posterior: Posterior, task: Task, fits: Mapping[str, Mappi
         return posterior
     if not task.val.items:
         raise UserError(f"data set '{task.dataset.name}' has no validation images to fit on")
-    views, labels = part_views(posterior, task.val), part_labels(task.val)
     bound = posterior.bind(task.val.class_names, task.dataset.template)
     for name in sorted(fits, key=FITTED.index):
-        if name == "outside":
-            train = (part_views(posterior, task.train), part_labels(task.train))
-            bound = bound.fit_outside(views, train=train, **fits[name])
+        views, how = view_portions(bound, task.val), fits[name]
+        if name != "outside":
+            bound = getattr(bound, f"fit_{name}")(views, part_labels(task.val), **how)
         else:
-            bound = getattr(bound, f"fit_{name}")(views, labels, **fits[name])
+            compared = how.get("by") in FEATURE_SCORES
+            train = (part_features(bound, task.train), part_labels(task.train)) if compared else None
+            bound = bound.fit_outside(views, train=train, **how)
     return bound
 
 
 def score_outside(
     posterior: Posterior, task: Task, outside: Iterable[str], root: Path | None = None
-) -> dict[str, dict[str, dict[str, Any]]]:
+) -> dict[str, dict[str, dict[str, float]]]:
     """How well outside scores tell outside images from test images of the trained classes: the `all_outside_scores`.
 
     A name in `outside` is that of a test part of the task with other classes (`novel`), or of another data set. A data

@@ -1,11 +1,11 @@
 """Posteriors: samples in memory and on disk, and predictions by all samples together, with their uncertainty."""
 
-from rebapl.posterior.conformal import choose_conformal, choose_cross_conformal
+from rebapl.posterior.conformal import Conformal, choose_conformal, choose_cross_conformal, cross_conformal_sets
 from rebapl.posterior.fitting import choose_threshold, has_collapsed, stacking_weights
+from rebapl.posterior.loading import load_posterior
 from rebapl.posterior.outside import OUTSIDE_SCORES, choose_outside
-from rebapl.posterior.posterior import Posterior, load_posterior
-from rebapl.posterior.prediction import UNCERTAINTIES, Conformal, Outside, Prediction, Threshold, Top
-from rebapl.posterior.set_scores import cross_conformal_sets
+from rebapl.posterior.posterior import Posterior
+from rebapl.posterior.prediction import UNCERTAINTIES, Outside, Prediction, Threshold, Top
 from rebapl.posterior.storage import save_posterior
 
 __all__ = [

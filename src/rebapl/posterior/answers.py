@@ -83,6 +83,8 @@ class Question:
         sets = has_sets if self.sets is None else self.sets
         if bound.folds and not sets:
             bound = replace(bound, folds=())  # only prediction sets need the folds, and each fold costs passes
+        if bound.outside is not None and not abstain:
+            bound = replace(bound, outside=None)  # its score may cost a pass of each image
         return bound, replace(self, top=top, average=average, abstain=abstain, sets=sets)
 
     def head(self, bound: Posterior) -> Record:

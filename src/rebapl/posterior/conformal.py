@@ -1,9 +1,21 @@
 """Prediction sets: classes that an image may have, with the right class among them as often as a level promises.
 
-This is conformal prediction with one of the `SET_SCORES` s(x, c) of the averaged probabilities. Let s_1 … s_n be the
-scores of the right classes y_i of n held-out images. A class c is in the set of x if s(x, c) ≤ q_c. The likeliest
-class is in every set, so that no set is empty; this can only put the right class into more sets. With weights w_ic of
-the held-out images and v_c of the new one,
+This is conformal prediction. A score s(x, c) measures how strange the class c would be for the image x. All scores are
+computed from the averaged probabilities p. Let r(c) be the rank of class c by p, the likeliest class first (equal ones
+in the order of the classes).
+
+    probability    1 − p(c)                                                (Sadinle, Lei and Wasserman, 2019)
+    aps            Σ of p over the classes of rank ≤ r(c)                  (Romano, Sesia and Candès, 2020)
+    raps           the same + 0.1·max(0, r(c) − 2)                         (Angelopoulos et al., 2021)
+
+The first makes the smallest sets, but their sizes tell little about how hard an image is. APS makes larger sets for
+hard images, and RAPS keeps these from becoming very large; its two numbers are ours. The published APS and RAPS draw a
+random number for each image, so that a set keeps its level exactly. Ours do not, so that an image always gets the same
+set; they keep at least the level.
+
+**Sets.** Let s_1 … s_n be the scores of the right classes y_i of n held-out images. A class c is in the set of x if
+s(x, c) ≤ q_c. The likeliest class is in every set, so that no set is empty; this can only put the right class into more
+sets. With weights w_ic of the held-out images and v_c of the new one,
 
     q_c = the smallest s with  Σ_i w_ic·[s_i ≤ s] ≥ level·(Σ_i w_ic + v_c),        ∞ if there is none
 
@@ -31,15 +43,164 @@ as its `folds`. Comparing the scores of folds with those of one training on all 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
 
+import pydantic
 import torch
 from torch import Tensor
 
-from rebapl.errors import UserError
-from rebapl.posterior.prediction import Conformal, Prediction
-from rebapl.posterior.set_scores import SET_SCORES, check_level
+from rebapl.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from rebapl.posterior.prediction import Prediction
+
+PENALTY, FREE = 0.1, 2
+"""RAPS adds `PENALTY` to the score for each class beyond the `FREE` likeliest."""
+
+
+def aps(probabilities: Tensor) -> Tensor:
+    """Scores (N, C) of probabilities (N, C).
+
+    >>> aps(torch.tensor([[0.25, 0.5, 0.25]]))
+    tensor([[0.7500, 0.5000, 1.0000]])
+    """
+    order = probabilities.argsort(dim=-1, descending=True, stable=True)
+    return torch.empty_like(probabilities).scatter_(-1, order, probabilities.gather(-1, order).cumsum(-1))
+
+
+def raps(probabilities: Tensor) -> Tensor:
+    """Scores (N, C) of probabilities (N, C).
+
+    >>> raps(torch.tensor([[0.25, 0.5, 0.25]]))
+    tensor([[0.7500, 0.5000, 1.1000]])
+    """
+    order = probabilities.argsort(dim=-1, descending=True, stable=True)
+    beyond = (order.argsort(dim=-1) + 1 - FREE).clamp_min(0)
+    return aps(probabilities) + PENALTY * beyond
+
+
+SET_SCORES: dict[str, Callable[[Tensor], Tensor]] = {
+    "probability": lambda probabilities: 1 - probabilities,
+    "aps": aps,
+    "raps": raps,
+}
+
+
+def check_set_score(score: str) -> str:
+    """Refuse a name that is not in `SET_SCORES`."""
+    if score not in SET_SCORES:
+        raise unknown("score of prediction sets", score, SET_SCORES)
+    return score
+
+
+def check_level(level: float, images: int, score: str = "probability") -> None:
+    """Refuse a level that is not between 0 and 1 or needs more held-out images than these, and an unknown score."""
+    check_set_score(score)
+    if not 0 < level < 1:
+        raise UserError(f"level = {level}: the share of images whose set holds their class is above 0 and below 1")
+    if rank_of(level, images) > images:
+        needed = math.ceil(level / (1 - level) - 1e-9)
+        raise UserError(
+            f"prediction sets of level {level:g} need at least {needed} held-out images, and there are {images}: with "
+            "fewer, every set would hold all classes; choose a lower level"
+        )
+
+
+def rank_of(level: float, images: int) -> int:
+    """⌈(n + 1)·level⌉; a product that is a whole number except for rounding counts as whole."""
+    return math.ceil((images + 1) * level - 1e-9)
+
+
+def cross_conformal_sets(scores: Tensor, folds: Tensor, new: Tensor, level: float = 0.9) -> Tensor:
+    """Booleans (N, C): the classes in the sets of N new images, by K trainings that each held out a fold.
+
+    `scores` (n,) has the score of the right class of each held-out image, by the training that held this image out.
+    `folds` (n,) has the number of this training, from 0. `new` (K, N, C) has the scores of the new images by each
+    training.
+
+    >>> cross_conformal_sets(torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0, 0, 1]), torch.full((2, 1, 2), 0.25), 0.5)
+    tensor([[False, False]])
+    """
+    if len(scores) != len(folds) or not len(scores) or int(folds.max()) >= len(new) or int(folds.min()) < 0:
+        raise UserError(f"{len(scores)} scores in {len(folds)} folds of {len(new)} trainings do not fit together")
+    check_level(level, len(scores))
+    below = torch.zeros(new.shape[1:], dtype=torch.long, device=new.device)
+    for fold in folds.unique().tolist():
+        ordered = scores[folds == fold].sort().values.to(new.dtype)
+        below += torch.searchsorted(ordered, new[fold].contiguous())  # the number of scores strictly below the new one
+    return below < level * (len(scores) + 1) - 1e-9
+
+
+class HoldsFor:
+    """A choice made on held-out images. It holds only for the averaging and the class names that it was made with."""
+
+    __pydantic_config__ = pydantic.ConfigDict(allow_inf_nan=False, extra="forbid")  # checks choices read from a file
+    average: str
+    class_names: tuple[str, ...]
+
+    def suits(self, class_names: Sequence[str], average: str) -> bool:
+        """Whether it was chosen for this averaging and these class names."""
+        return (self.average, self.class_names) == (average, tuple(class_names))
+
+
+@dataclass(frozen=True)
+class Conformal(HoldsFor):
+    """Prediction sets of a level: the classes whose `score` is at most the `quantile`, and always the likeliest class.
+
+    The quantile is one number, or one for each class; None puts a class into every set. It was chosen on `images`
+    held-out images, whose sets have `size` classes on average; see `rebapl.posterior.conformal`.
+
+    If several trainings held out a part of the images each, `folds` has the scores of the right classes of each part,
+    and there is no quantile: a new image is compared with each part by the training that held it out.
+    """
+
+    level: Annotated[float, pydantic.Field(gt=0, lt=1)]
+    quantile: float | tuple[float | None, ...] | None
+    average: str
+    class_names: tuple[str, ...]
+    images: int
+    size: float
+    score: Annotated[str, pydantic.AfterValidator(check_set_score)] = "probability"
+    folds: tuple[tuple[float, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        if (self.quantile is None) != bool(self.folds):
+            raise UserError("prediction sets have a quantile, or the scores of folds")
+        if isinstance(self.quantile, tuple) and len(self.quantile) != len(self.class_names):
+            raise UserError(f"{len(self.quantile)} quantiles for {len(self.class_names)} classes: one each is needed")
+
+    @property
+    def promised(self) -> float:
+        """The lowest probability that the right class of an image like the held-out ones is in its set."""
+        folds, images = len(self.folds), self.images
+        if folds < 2:
+            return self.level
+        loss = 2 * (1 - 1 / folds) / (images / folds + 1)
+        if len(set(map(len, self.folds))) == 1:  # the other bound is proven for folds of equal size only
+            loss = min(loss, (1 - folds / images) / (folds + 1))
+        return max(0.0, 1 - 2 * (1 - self.level) - loss)
+
+    def sets(self, probabilities: Tensor, by_fold: Tensor | None = None) -> Tensor:
+        """Booleans (N, C): the classes in the set of each image, from its averaged probabilities (N, C).
+
+        If the images are compared by folds, `by_fold` (K, N, C) has the probabilities by the training of each fold.
+        """
+        likeliest = torch.zeros_like(probabilities, dtype=torch.bool)
+        likeliest.scatter_(1, probabilities.argmax(-1, keepdim=True), True)
+        score = SET_SCORES[self.score]
+        if self.folds:
+            if by_fold is None:
+                raise UserError("these sets compare images by the trainings of folds: predict with their posterior")
+            held_out = torch.tensor([value for fold in self.folds for value in fold], dtype=torch.float64)
+            folds = torch.tensor([number for number, fold in enumerate(self.folds) for _ in fold])
+            new = torch.stack([score(each).double() for each in by_fold])
+            return cross_conformal_sets(held_out, folds, new, self.level) | likeliest
+        quantiles = self.quantile if isinstance(self.quantile, tuple) else (self.quantile,)
+        limits = torch.tensor([math.inf if limit is None else limit for limit in quantiles], dtype=torch.float64)
+        return (score(probabilities).double() <= limits) | likeliest
 
 
 def choose_conformal(
@@ -76,7 +237,7 @@ def choose_conformal(
     quantile = limits[0] if len(limits) == 1 and limits[0] is not None else tuple(limits)
     names = tuple(prediction.class_names)
     chosen = Conformal(level, quantile, prediction.average, names, images=len(labels), size=0.0, score=score)
-    return replace(chosen, size=prediction.sets(chosen).sum(-1).double().mean().item())
+    return replace(chosen, size=chosen.sets(prediction.probabilities).sum(-1).double().mean().item())
 
 
 def choose_cross_conformal(
@@ -96,9 +257,8 @@ def choose_cross_conformal(
     names = tuple(first.class_names)
     chosen = Conformal(level, None, first.average, names, images=images, size=0.0, score=score, folds=folds)
     # Only the training that did not see a held-out image has an answer for it, so this answer stands for all trainings.
-    own_answers = (replace(each, by_fold=each.probabilities.expand(len(folds), -1, -1)) for each in predictions)
-    size = sum(int(each.sets(chosen).sum()) for each in own_answers) / images
-    return replace(chosen, size=size)
+    own_answers = ((each.probabilities, each.probabilities.expand(len(folds), -1, -1)) for each in predictions)
+    return replace(chosen, size=sum(int(chosen.sets(*answers).sum()) for answers in own_answers) / images)
 
 
 def _limit(scores: Tensor, weights: Tensor, own: float, level: float) -> float | None:

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rebapl import __version__
-from rebapl.backbones.hub import is_hub_id
+from rebapl.backbones.hub import is_hub_id, one_line
 from rebapl.errors import UserError, printable
 from rebapl.files import write_atomically
-from rebapl.posterior.storage import BANK, FOLDS, MANIFEST, SAMPLES, one_line, save_posterior
+from rebapl.posterior.storage import MANIFEST, SAMPLES, save_posterior
+from rebapl.score_columns import columns
 from rebapl.wording import number_of
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 CARD = "README.md"
 
-SCORES = {"accuracy": "accuracy (%) ↑", "nll": "NLL ↓", "ece": "ECE (%) ↓"}
+SCORES = columns("accuracy", "nll", "ece")
+"""The scores on the card, and in its metadata."""
 TASK = "image-classification"
 
 
@@ -36,6 +38,8 @@ def write_for_hub(
     facts: Mapping[str, object] | None = None,
 ) -> Path:
     """Write the folder that is uploaded: the posterior, and its card as `README.md`. See `Posterior.push_to_hub`."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
     name = posterior.learner.encoder.name if backbone is None else backbone
     if not is_hub_id(repository, revision=False):
         raise UserError(f"'{repository}' is not the name of a repository: write somebody/name, as in 'somebody/digits'")
@@ -44,9 +48,23 @@ def write_for_hub(
             f"others cannot load the backbone '{name}': give the hub id where they find it (backbone='somebody/clip', "
             f"or --backbone somebody/clip)"
         )
-    text = _card(posterior, repository, name, licence, scores or {}, facts or {})
+    loader = PackageLoader("rebapl", "posterior")
+    page = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    page.filters |= {"cell": _cell, "printable": printable, "number_of": number_of}
+    card = page.get_template("model_card.md").render(
+        posterior=posterior,
+        about=posterior.about,
+        metadata=_metadata(posterior, repository, name, licence, scores or {}),
+        repository=repository,
+        backbone=name,
+        licence=licence,
+        version=__version__,
+        facts=facts or {},
+        scores=scores or {},
+        columns=SCORES,
+    )
     save_posterior(posterior, folder, name)
-    write_atomically(folder / CARD, text)
+    write_atomically(folder / CARD, card)
     return folder
 
 
@@ -62,7 +80,7 @@ def upload(folder: Path, repository: str, private: bool) -> str:
         return api.upload_folder(
             repo_id=repository,
             folder_path=folder,
-            allow_patterns=[MANIFEST, SAMPLES, BANK, FOLDS, CARD],
+            allow_patterns=[MANIFEST, SAMPLES, CARD],
             commit_message="Posterior",
         ).oid
     except UserError:
@@ -74,37 +92,10 @@ def upload(folder: Path, repository: str, private: bool) -> str:
         ) from error
 
 
-def _card(
-    posterior: Posterior,
-    repository: str,
-    backbone: str,
-    licence: str | None,
-    scores: Mapping[str, Mapping[str, Any]],
-    facts: Mapping[str, object],
-) -> str:
-    """The text of the card: metadata in YAML for the hub, and Markdown for people."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    loader = PackageLoader("rebapl", "posterior")
-    page = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    page.filters |= {"cell": _cell, "printable": printable, "number_of": number_of}
-    return page.get_template("model_card.md").render(
-        posterior=posterior,
-        about=posterior.about,
-        metadata=_metadata(posterior, repository, backbone, licence, scores),
-        repository=repository,
-        backbone=backbone,
-        licence=licence,
-        version=__version__,
-        facts=facts,
-        scores=scores,
-        columns=SCORES,
-    )
-
-
 def _metadata(
     posterior: Posterior, repository: str, backbone: str, licence: str | None, scores: Mapping[str, Mapping[str, Any]]
 ) -> str:
+    """The metadata of the card for the hub, in YAML."""
     from huggingface_hub import EvalResult, ModelCardData
 
     data = posterior.about.get("data")

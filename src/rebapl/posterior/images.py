@@ -94,10 +94,11 @@ def _channels_last(images: np.ndarray | Tensor) -> np.ndarray:
 class ImageFiles:
     """The image files in `paths` (files, folders with all folders inside, tar archives), `lists` and `piped` lines.
 
-    Iterating over it yields the files in this order; a folder is searched when the iteration reaches it. `known` is the
-    number of images in paths and lists, without the piped ones. `passed_over` counts the files in folders that are not
-    images by their names; see `walk_images`. A path that does not exist is refused, unless it comes from a list or from
-    the pipe: these paths fail when the image is read.
+    Iterating over it yields the files in this order; a folder is searched when the iteration reaches it. So folders are
+    searched twice, to count the images and to read them, but the list of their images is not kept in memory. `known` is
+    the number of images in paths and lists, without the piped ones. `passed_over` counts the files in folders that are
+    not images by their names; see `walk_images`. A path that does not exist is refused, unless it comes from a list or
+    from the pipe: these paths fail when the image is read.
     """
 
     def __init__(self, paths: Sequence[Path], lists: Sequence[Path] = (), piped: Iterable[str] = ()) -> None:
@@ -125,9 +126,9 @@ class ImageFiles:
 
     def __iter__(self) -> Iterator[Path]:
         lines = (line.strip() for line in self.piped)
-        return chain(self._files(Counter()), _all_below((Path(line) for line in lines if line), Counter()))
+        return chain(self._files(), _all_below(Path(line) for line in lines if line))
 
-    def _files(self, passed_over: Counter[str]) -> Iterator[Path]:
+    def _files(self, passed_over: Counter[str] | None = None) -> Iterator[Path]:
         return _all_below(chain(self.paths, *map(read_list, self.lists)), passed_over)
 
     def said_of_others(self) -> str:
@@ -157,7 +158,7 @@ def read_list(file: Path) -> list[Path]:
     return [file.parent / name for name in names]
 
 
-def _all_below(paths: Iterable[Path], passed_over: Counter[str]) -> Iterator[Path]:
+def _all_below(paths: Iterable[Path], passed_over: Counter[str] | None = None) -> Iterator[Path]:
     for path in paths:
         if path.is_dir():
             yield from walk_images(path, passed_over)

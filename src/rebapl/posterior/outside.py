@@ -38,8 +38,8 @@ import torch
 from torch import Tensor
 
 from rebapl.errors import UserError, unknown
+from rebapl.posterior.conformal import rank_of
 from rebapl.posterior.prediction import UNCERTAINTIES, Outside, Prediction
-from rebapl.posterior.set_scores import rank_of
 
 NEIGHBOURS = 3
 """k, or the number of training images if there are fewer."""
@@ -113,10 +113,11 @@ OUTSIDE_SCORES = (*UNCERTAINTIES, *LOGIT_SCORES, *FEATURE_SCORES)
 """The names of all scores."""
 
 
-def check_outside(by: str, rate: float, images: int, products: bool = True) -> None:
+def check_outside(by: str, rate: float, images: int | None, products: bool = True) -> None:
     """Refuse an unknown score, and a rate that is not between 0 and 1 or needs more held-out images than these.
 
-    If `products` is false, the logits are not scaled products of features, and `energy` and `mcm` are refused, too.
+    `images` is None if their number is not known yet. If `products` is false, the logits are not scaled products of
+    features, and `energy` and `mcm` are refused, too.
     """
     if by not in OUTSIDE_SCORES:
         raise unknown("outside score", by, OUTSIDE_SCORES)
@@ -128,7 +129,7 @@ def check_outside(by: str, rate: float, images: int, products: bool = True) -> N
         )
     if not 0 < rate < 1:
         raise UserError(f"rate = {rate}: the share of false alarms is above 0 and below 1")
-    if rank_of(1 - rate, images) > images:
+    if images is not None and rank_of(1 - rate, images) > images:
         needed = math.ceil((1 - rate) / rate - 1e-9)
         raise UserError(
             f"a false-alarm rate of {rate:g} needs at least {needed} held-out images, and there are {images}: with "

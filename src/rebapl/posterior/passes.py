@@ -58,17 +58,14 @@ Finish = Callable[[], Tensor]
 class Passes:
     """The passes of S = `count` stacked `samples` through a bound learner, on the device of its backbone.
 
-    What the passes share is computed when it is first needed, and again if samples are changed in place or the backbone
-    is moved. Several threads may use it at the same time. All memory is freed with this object; a copy of it starts
-    without any.
+    What the passes share is computed once, when it is first needed. Several threads may use it at the same time. All
+    memory is freed with this object; a copy of it starts without any.
     """
 
     def __init__(self, learner: Learner, samples: Mapping[str, Tensor], count: int) -> None:
         self.learner, self.samples, self.count = learner, samples, count
         self._lock = threading.RLock()
-        self._ready: AtSamples | None = None
-        self._state: object = None
-        self._capturing: Capturing | None = None
+        self._capturing = Capturing() if accelerated(self.device) else None
         self._large = set[str]()  # the kinds of passes that are too large to be captured
         self._full = 0  # the number of images so far in passes of CHUNK images
         self._in_flight: deque[torch.cuda.Event] = deque()
@@ -97,7 +94,7 @@ class Passes:
         n is the number of views, or of classes in a space such as `text`; see `AtSamples.points`.
         """
         with self._lock:
-            points = self._current_samples().points(views.to(self.device), spaces)
+            points = self._at_samples.points(views.to(self.device), spaces)
             return [points[space].cpu() for space in spaces]
 
     @torch.inference_mode(False)  # the encoded texts are used later, by callers in either mode
@@ -107,7 +104,7 @@ class Passes:
         with self._lock, current(self.device):
             if self.device.type == "cuda":
                 self._take_turn()
-            samples, count = self._current_samples(), len(views)
+            samples, count = self._at_samples, len(views)
             if self._capturing is None:
                 logits = samples.points(self._send(views, count), ("logits",))["logits"]
             else:
@@ -127,23 +124,12 @@ class Passes:
             stream.wait_stream(self._working)
         self._working = stream
 
-    def _current_samples(self) -> AtSamples:
-        """The samples with their texts encoded; they are encoded again only if something has changed."""
-        encoder = self.learner.encoder
-        stacks = [
-            (name, stack.data_ptr(), None if stack.is_inference() else stack._version)
-            for name, stack in self.samples.items()
-        ]
-        state = encoder.device, encoder.dtype, self.learner.training, stacks
-        if self._ready is None or self._state != state:
-            self._ready = self._capturing = None  # frees their memory before new memory is taken
-            on_device = {name: stack.to(self.device) for name, stack in self.samples.items()}
-            with compiling(False):  # texts are encoded once
-                self._ready = AtSamples(self.learner, on_device, self.count)
-            self._capturing = Capturing() if accelerated(self.device) else None
-            self._state = state
-            self._large.clear()
-        return self._ready
+    @cached_property
+    def _at_samples(self) -> AtSamples:
+        """The samples on the device, with their texts encoded."""
+        on_device = {name: stack.to(self.device) for name, stack in self.samples.items()}
+        with compiling(False):  # texts are encoded once
+            return AtSamples(self.learner, on_device, self.count)
 
     def _replay(self, samples: AtSamples, capturing: Capturing, pixels: Tensor) -> Tensor:
         """The logits of a pass, which the next pass of this posterior may overwrite."""

@@ -24,20 +24,23 @@ from rebapl.backbones.features import encode
 from rebapl.data.dataset import refuse_repeats
 from rebapl.errors import UserError, printable
 from rebapl.learners import Learner, takes_features
-from rebapl.posterior.conformal import choose_conformal
+from rebapl.posterior.conformal import Conformal, choose_conformal
 from rebapl.posterior.fitting import PRIOR, EarlierWeights, choose_threshold, stacking_weights
 from rebapl.posterior.images import Images, read_images
 from rebapl.posterior.outside import FEATURE_SCORES, RATE, Bank, check_outside, choose_outside, logit_scores
 from rebapl.posterior.passes import CHUNK, Finish, Passes, Spread, in_order
-from rebapl.posterior.prediction import Average, Conformal, Outside, Prediction, Threshold, averaged, check_average
+from rebapl.posterior.prediction import Average, Outside, Prediction, Threshold, averaged, check_average
 from rebapl.posterior.selective import CONFIDENCE, check_promise
-from rebapl.posterior.storage import CHOICES, about_learner, check_weights, read_posterior
+from rebapl.posterior.storage import CHOICES, about_learner, check_weights
 from rebapl.posterior.temperature import PRIOR as TEMPERATURE_PRIOR
 from rebapl.posterior.temperature import Temperature, fit_temperature, text_factor
 from rebapl.posterior.views import mean_over_views, several_views
 from rebapl.wording import number_of
 
 Label = TypeVar("Label")
+
+Views = Tensor | Iterable[Tensor]
+"""Test-time views, uint8 (N, 3, H, W), or portions of them, of which only one is in memory at a time."""
 
 NOTHING_CHOSEN: dict[str, Any] = {**dict.fromkeys(CHOICES), "bank": {}, "folds": ()}
 """The fields that hold only for the probabilities they were chosen for, each with its empty value."""
@@ -66,6 +69,7 @@ class Passed(NamedTuple):
 class Posterior:
     """Stacked samples of the parameters of `learner`: name → (S, …), with weights (S,) that sum to one.
 
+    Samples are not changed in place: what predictions share is computed from them once.
     `about` describes how it was made: the class names and the template of the training, the method and the inference
     with all their settings, the seed and the data set.
     `threshold` decides when to answer "I don't know"; see `fit_threshold`.
@@ -254,8 +258,8 @@ class Posterior:
         plain = replace(self, earlier_weights=(), **NOTHING_CHOSEN)
         return replace(plain, samples=alone, weights=torch.ones(1))
 
-    def sample_logits(self, views: Tensor | Iterable[Tensor]) -> Tensor:
-        """Logits (S, N, C) of every sample for test-time views, uint8 (N, 3, H, W), or portions of them."""
+    def sample_logits(self, views: Views) -> Tensor:
+        """Logits (S, N, C) of every sample for test-time views."""
         portions = [views] if isinstance(views, Tensor) else views
         return torch.cat([logits for _, logits in self._portion_logits((None, each) for each in portions)], dim=1)
 
@@ -311,12 +315,12 @@ class Posterior:
 
     def predict_views(
         self,
-        views: Tensor | Iterable[Tensor],
+        views: Views,
         *,
         average: Average | None = None,
         names: Sequence[str] | None = None,
     ) -> Prediction:
-        """Predict test-time views, uint8 (N, 3, H, W), or portions of them: images that are resized and cropped."""
+        """Predict test-time views: images that are resized and cropped."""
         portions = [views] if isinstance(views, Tensor) else views
         passed = Passed.joined([of_portion for _, of_portion in self.portion_passes((None, each) for each in portions)])
         names = [f"image {index}" for index in range(passed.logits.shape[1])] if names is None else names
@@ -450,7 +454,7 @@ class Posterior:
         """The same samples with equal weights, as before any fit; see `with_weights`."""
         return self.with_weights(torch.full((len(self),), 1 / len(self)), "uniform weights")
 
-    def fit_weights(self, views: Tensor, labels: Tensor, prior: float = PRIOR) -> Posterior:
+    def fit_weights(self, views: Views, labels: Tensor, prior: float = PRIOR) -> Posterior:
         """The same samples with weights that make held-out labels (N,) of views likely; see `stacking_weights`."""
         log_probabilities = self.sample_logits(views).log_softmax(-1)
         weights = stacking_weights(log_probabilities, labels, prior)
@@ -466,7 +470,7 @@ class Posterior:
             raise UserError(f"temperature = {value}: it is a number above 0, and 1 changes nothing")
         return self._at(Temperature(value, self.average, tuple(self.class_names), images=0))
 
-    def fit_temperature(self, views: Tensor, labels: Tensor, prior: float = TEMPERATURE_PRIOR) -> Posterior:
+    def fit_temperature(self, views: Views, labels: Tensor, prior: float = TEMPERATURE_PRIOR) -> Posterior:
         """The same posterior at the temperature that makes held-out labels (N,) of views likely, with a prior near 1.
 
         See `rebapl.posterior.temperature`. Thresholds and prediction sets are removed, as by `with_temperature`.
@@ -481,63 +485,37 @@ class Posterior:
             return self
         return replace(self, **{**NOTHING_CHOSEN, "temperature": None if fitted.value == 1 else fitted})
 
-    def fit_threshold(
-        self,
-        views: Tensor,
-        labels: Tensor,
-        *,
-        risk: float | None = None,
-        coverage: float | None = None,
-        by: str = "max-probability",
-        confidence: float = CONFIDENCE,
-    ) -> Posterior:
-        """The same posterior with a threshold chosen on held-out labels (N,) of views; see `choose_threshold`."""
-        if risk is not None:
-            check_promise(risk, confidence, len(views))
-        prediction = self.predict_views(views)
-        chosen = choose_threshold(prediction, labels, risk=risk, coverage=coverage, by=by, confidence=confidence)
-        return replace(self, threshold=chosen)
+    def fit_threshold(self, views: Views, labels: Tensor, **how: Any) -> Posterior:
+        """The same posterior with a threshold chosen on held-out labels (N,) of views; see `choose_threshold`.
+
+        `how` are its `risk`, `coverage`, `by` and `confidence`.
+        """
+        if (risk := how.get("risk")) is not None:  # a promise that is not possible is refused before the passes
+            check_promise(risk, how.get("confidence", CONFIDENCE), len(labels))
+        return replace(self, threshold=choose_threshold(self.predict_views(views), labels, **how))
 
     def fit_outside(
-        self, views: Tensor, by: str = "energy", rate: float = RATE, train: tuple[Tensor, Tensor] | None = None
+        self, views: Views, by: str = "energy", rate: float = RATE, train: tuple[Tensor, Tensor] | None = None
     ) -> Posterior:
         """The same posterior with a threshold of "none of these", chosen on held-out views of the classes.
 
         An image like these is then called "none of these" with probability ≤ `rate`; see `rebapl.posterior.outside`.
-        The scores of image features need `train`: the views and labels of training images.
+        The scores of image features need `train`: the views (or features) and labels of training images.
         """
-        check_outside(by, rate, len(views), self.logits_are_products)
+        check_outside(by, rate, len(views) if isinstance(views, Tensor) else None, self.logits_are_products)
         bank: Bank = {}
-        prediction = replace(self, outside=None).predict_views(views)
         if by in FEATURE_SCORES:
             if train is None:
                 raise UserError(f"{by} compares images with training images: give train=(views, labels)")
             bank = FEATURE_SCORES[by].keep(self.image_features(train[0]), train[1])
-            scores = {by: FEATURE_SCORES[by].score(self.image_features(views), bank)}
-            prediction = replace(prediction, scores={**prediction.scores, **scores})
+        never = Outside(by, math.inf, rate, self.average, tuple(self.class_names), images=0)  # so that it is scored
+        prediction = replace(self, outside=never, bank=bank).predict_views(views)
         return replace(self, outside=choose_outside(prediction, by, rate), bank=bank)
 
-    def fit_conformal(self, views: Tensor, labels: Tensor, level: float = 0.9, **how: Any) -> Posterior:
+    def fit_conformal(self, views: Views, labels: Tensor, level: float = 0.9, **how: Any) -> Posterior:
         """The same posterior with prediction sets chosen on held-out labels (N,) of views; see `choose_conformal`.
 
         `how` are its `score`, `by_class` or `ratios`.
         """
         plain = replace(self, conformal=None, folds=())
         return replace(plain, conformal=choose_conformal(plain.predict_views(views), labels, level, **how))
-
-
-def load_posterior(
-    source: Path | str,
-    encoder: DualEncoder | str | None = None,
-    device: str | torch.device = "cpu",
-    dtype: Dtype = "auto",
-) -> Posterior:
-    """Load a posterior from its folder, from the folder of a run, or from the Hugging Face hub.
-
-    `hf://somebody/digits` is a repository of the hub; `@` and a branch, a tag or a commit may follow. A posterior that
-    is incomplete or does not fit the backbone is refused. The backbone is loaded by the name in the manifest, on
-    `device`, and computes in `dtype` (`auto`: bfloat16 on a GPU that has it, float32 elsewhere). `encoder` is the
-    backbone itself, or another name to load it by.
-    """
-    stored = read_posterior(source, encoder, device, dtype)
-    return Posterior(**{**stored, "folds": tuple(Posterior(**fold) for fold in stored["folds"])})

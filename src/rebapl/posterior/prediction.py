@@ -19,8 +19,7 @@ are its probability, and the command line shows no interval.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from html import escape
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
@@ -31,9 +30,9 @@ from torch import Tensor
 
 from rebapl.errors import UserError, printable, unknown
 from rebapl.numbers import entropy
+from rebapl.posterior.conformal import Conformal, HoldsFor
 from rebapl.posterior.records import LEVEL, MEASURES, Record, as_text, columns, head_of, row_of, said
 from rebapl.posterior.selective import expected_risk
-from rebapl.posterior.set_scores import SET_SCORES, check_set_score, cross_conformal_sets
 from rebapl.posterior.temperature import tempered
 from rebapl.wording import number_of
 
@@ -54,20 +53,8 @@ NO_SETS = (
 )
 
 
-class _HoldsFor:
-    """A choice made on held-out images. It holds only for the averaging and the class names that it was made with."""
-
-    __pydantic_config__ = pydantic.ConfigDict(allow_inf_nan=False, extra="forbid")  # checks choices read from a file
-    average: str
-    class_names: tuple[str, ...]
-
-    def suits(self, class_names: Sequence[str], average: str) -> bool:
-        """Whether it was chosen for this averaging and these class names."""
-        return (self.average, self.class_names) == (average, tuple(class_names))
-
-
 @dataclass(frozen=True)
-class Threshold(_HoldsFor):
+class Threshold(HoldsFor):
     """Answer "I don't know" where the uncertainty named `by` is above `value`.
 
     It was chosen on `images` held-out images: `coverage` is the share of them that is answered, and `risk` the share of
@@ -99,45 +86,7 @@ class Threshold(_HoldsFor):
 
 
 @dataclass(frozen=True)
-class Conformal(_HoldsFor):
-    """Prediction sets of a level: the classes whose `score` is at most the `quantile`, and always the likeliest class.
-
-    The quantile is one number, or one for each class; None puts a class into every set. It was chosen on `images`
-    held-out images, whose sets have `size` classes on average; see `rebapl.posterior.conformal`.
-
-    If several trainings held out a part of the images each, `folds` has the scores of the right classes of each part,
-    and there is no quantile: a new image is compared with each part by the training that held it out.
-    """
-
-    level: Annotated[float, pydantic.Field(gt=0, lt=1)]
-    quantile: float | tuple[float | None, ...] | None
-    average: str
-    class_names: tuple[str, ...]
-    images: int
-    size: float
-    score: Annotated[str, pydantic.AfterValidator(check_set_score)] = "probability"
-    folds: tuple[tuple[float, ...], ...] = ()
-
-    def __post_init__(self) -> None:
-        if (self.quantile is None) != bool(self.folds):
-            raise UserError("prediction sets have a quantile, or the scores of folds")
-        if isinstance(self.quantile, tuple) and len(self.quantile) != len(self.class_names):
-            raise UserError(f"{len(self.quantile)} quantiles for {len(self.class_names)} classes: one each is needed")
-
-    @property
-    def promised(self) -> float:
-        """The lowest probability that the right class of an image like the held-out ones is in its set."""
-        folds, images = len(self.folds), self.images
-        if folds < 2:
-            return self.level
-        loss = 2 * (1 - 1 / folds) / (images / folds + 1)
-        if len(set(map(len, self.folds))) == 1:  # the other bound is proven for folds of equal size only
-            loss = min(loss, (1 - folds / images) / (folds + 1))
-        return max(0.0, 1 - 2 * (1 - self.level) - loss)
-
-
-@dataclass(frozen=True)
-class Outside(_HoldsFor):
+class Outside(HoldsFor):
     """Answer "none of these" where the outside score named `by` is above `value`.
 
     It was chosen on `images` held-out images of the classes: a new image of the classes is called "none of these" with
@@ -301,7 +250,7 @@ class Prediction:
         """The same prediction with softer probabilities if the temperature is above 1, and sharper ones if it is below.
 
         The order of the classes stays. The temperature that the probabilities have already is multiplied by this one.
-        1 changes nothing.
+        Thresholds and prediction sets are removed, because they were chosen for other probabilities. 1 changes nothing.
         """
         if temperature == 1:
             return self
@@ -310,6 +259,10 @@ class Prediction:
             probabilities=tempered(self.probabilities, temperature),
             per_sample=tempered(self.per_sample, temperature),
             temperature=self.temperature * temperature,
+            threshold=None,
+            conformal=None,
+            outside=None,
+            by_fold=None,
         )
 
     @property
@@ -387,18 +340,7 @@ class Prediction:
         conformal = conformal or self.conformal
         if conformal is None:
             raise UserError(NO_SETS)
-        likeliest = torch.zeros_like(self.probabilities, dtype=torch.bool).scatter_(1, self.labels[:, None], True)
-        score = SET_SCORES[conformal.score]
-        if conformal.folds:
-            if self.by_fold is None:
-                raise UserError("these sets compare images by the trainings of folds: predict with their posterior")
-            held_out = torch.tensor([value for fold in conformal.folds for value in fold], dtype=torch.float64)
-            folds = torch.tensor([number for number, fold in enumerate(conformal.folds) for _ in fold])
-            new = torch.stack([score(probabilities).double() for probabilities in self.by_fold])
-            return cross_conformal_sets(held_out, folds, new, conformal.level) | likeliest
-        quantiles = conformal.quantile if isinstance(conformal.quantile, tuple) else (conformal.quantile,)
-        limits = torch.tensor([math.inf if limit is None else limit for limit in quantiles], dtype=torch.float64)
-        return (score(self.probabilities).double() <= limits) | likeliest
+        return conformal.sets(self.probabilities, self.by_fold)
 
 
 UNCERTAINTIES: dict[str, Callable[[Prediction], Tensor]] = {

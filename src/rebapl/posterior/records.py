@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rebapl.posterior.prediction import Conformal
+    from rebapl.posterior.conformal import Conformal
 
 Record = dict[str, Any]
 

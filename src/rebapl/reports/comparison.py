@@ -12,11 +12,12 @@ from torch import Tensor
 from rebapl.evaluation.intervals import Interval, around, mean_interval
 from rebapl.numbers import harmonic_mean
 from rebapl.reports.inspection import InspectedRun
-from rebapl.reports.results import COLUMNS, GroupWords, grouped
+from rebapl.reports.results import GroupWords, grouped
 from rebapl.reports.tables import Cell, Table
+from rebapl.score_columns import columns
 
-SCORES = {"accuracy": 2, "nll": 4, "ece": 2, "brier": 4}
-"""The scores that are compared, each with its number of digits."""
+SCORES = columns("accuracy", "nll", "ece", "brier")
+"""The scores that are compared."""
 
 HARMONIC_MEAN = "harmonic mean"
 HALVES = ("base", "novel")
@@ -53,14 +54,14 @@ def compare(runs: Sequence[InspectedRun], stored: bool = False) -> Comparison:
             left_out.append(f"“{name(kind)}” has no test images and seed in common with “{name(first)}”.")
     if not rows:
         return Comparison(None, left_out)
-    columns = ["run", "classes", *(f"Δ {COLUMNS[name].split()[0]}" for name in SCORES), "interval over"]
+    titles = ["run", "classes", *(f"Δ {column.title}" for column in SCORES.values()), "interval over"]
     notes = [
         "Below each difference is its 95 % interval: Student's over seeds, or by a paired bootstrap over images. If "
         "there is no difference, 1 of 20 intervals leaves out 0 by chance. Accuracy and ECE are in percent; higher "
         "accuracy is better, lower NLL, ECE and Brier are. ECE is compared as it is on this number of images."
     ]
     title = f"Differences to “{name(first)}”"
-    return Comparison(Table.sectioned(title, columns, rows, notes), left_out)
+    return Comparison(Table.sectioned(title, titles, rows, notes), left_out)
 
 
 class Tested(NamedTuple):
@@ -117,8 +118,8 @@ def _rows(pairs: Sequence[Pair], stored: bool) -> list[list[Cell | str]]:
             over = f"{sum(len(pair[0].parts[part].labels) for part in answered)} test images"
         means = {key: statistics.fmean(values) for key, values in differences.items()}
         cells = (
-            Cell(means.get(key), digits=digits, signed=True, interval=intervals.get(key))
-            for key, digits in SCORES.items()
+            Cell(means.get(key), digits=column.digits, signed=True, interval=intervals.get(key))
+            for key, column in SCORES.items()
         )
         rows.append([name, *cells, over])
     return rows

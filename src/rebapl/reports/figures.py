@@ -15,7 +15,6 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from rebapl.evaluation import Diversity
@@ -23,14 +22,17 @@ from rebapl.evaluation.scores import proportion_interval, reliability, risk_by_c
 from rebapl.reports.inspection import Answered, Course
 from rebapl.reports.style import (
     BLUE,
+    BOTH_COLUMNS,
     GREY,
     ORANGE,
     PAGE_FONTS,
+    PAPER_FONTS,
     VERMILION,
     page_axes,
     page_legend,
     save_figure,
 )
+from rebapl.wording import number_of
 
 NUMBERED = 10
 """Up to this number of samples, a heat map has its numbers written in its cells."""
@@ -44,33 +46,43 @@ POINTS = 240
 
 def diversity_figure(record: Diversity, path: Path) -> Path:
     """The heat maps of the pairwise distances and disagreements of the samples, side by side."""
-    panels = (
-        (np.array(record.distance), f"Wasserstein-2 in '{record.space}' features", "{:.2f}"),
-        (100 * np.array(record.disagreement), "different answers (%)", "{:.0f}"),
-    )
-    figure = Figure(figsize=(9, 4.2), layout="constrained")
-    for axes, (matrix, title, form) in zip(figure.subplots(1, 2), panels, strict=True):
-        picture = heat_map(axes, matrix, form)
-        figure.colorbar(picture, ax=axes, shrink=0.85, label=title)
-        axes.set_title(f"{title}, {record.images} test images", fontsize=9)
-        axes.set_xlabel("sample")
-        axes.set_ylabel("sample")
-    return save_figure(figure, path)
+    about = f"{record.images} test images"
+    maps = [
+        HeatMap(about, record.distance, f"Wasserstein-2 in '{record.space}' features", "{:.2f}"),
+        HeatMap(about, (100 * np.array(record.disagreement)).tolist(), "different answers (%)", "{:.0f}"),
+    ]
+    return save_figure(heat_maps(maps), path, settings=PAPER_FONTS)
 
 
-def heat_map(axes: Axes, matrix: np.ndarray, form: str, highest: float | None = None) -> AxesImage:
-    """Draw a matrix (S, S) as colours from 0 to `highest`, with rows and columns counted from 1.
+class HeatMap(NamedTuple):
+    """A matrix (S, S) to draw: its title, the label of its colours, and the format of the numbers in its cells."""
 
-    If S is at most `NUMBERED`, each cell has its value written in it, in the format `form`.
+    title: str
+    matrix: Sequence[Sequence[float]]
+    label: str
+    form: str
+
+
+@rc_context(PAPER_FONTS)
+def heat_maps(maps: Sequence[HeatMap], highest: float | None = None) -> Figure:
+    """Heat maps side by side, whose rows and columns are samples, counted from 1.
+
+    Colours go from 0 to `highest`, or else to the highest value of each matrix. If S is at most `NUMBERED`, each cell
+    has its value written in it.
     """
-    highest, count = highest or matrix.max() or 1.0, len(matrix)
-    indices = range(0, count, max(1, count // 10))
-    names = [str(index + 1) for index in indices]
-    axes.set(xticks=indices, yticks=indices, xticklabels=names, yticklabels=names)
-    for (row, column), value in np.ndenumerate(matrix) if count <= NUMBERED else ():
-        shade = "white" if value <= 0.6 * highest else "black"
-        axes.text(column, row, form.format(value), ha="center", va="center", color=shade, fontsize=6)
-    return axes.imshow(matrix, cmap="viridis", vmin=0, vmax=highest)
+    figure = Figure(figsize=(BOTH_COLUMNS, 2.9), layout="constrained")
+    for axes, (title, matrix, label, form) in zip(figure.subplots(1, len(maps), squeeze=False)[0], maps, strict=True):
+        values = np.array(matrix)
+        most, count = highest or values.max() or 1.0, len(values)
+        for (row, column), value in np.ndenumerate(values) if count <= NUMBERED else ():
+            shade = "white" if value <= 0.6 * most else "black"
+            axes.text(column, row, form.format(value), ha="center", va="center", color=shade, fontsize=6)
+        indices = range(0, count, max(1, count // 10))
+        names = [str(index + 1) for index in indices]
+        axes.set(xticks=indices, yticks=indices, xticklabels=names, yticklabels=names, xlabel="sample", ylabel="sample")
+        axes.set_title(title, loc="left")
+        figure.colorbar(axes.imshow(values, cmap="viridis", vmin=0, vmax=most), ax=axes, shrink=0.9, label=label)
+    return figure
 
 
 class Illustration(NamedTuple):
@@ -197,7 +209,8 @@ def training_figures(log: Sequence[Mapping[str, float]], course: Course | None) 
     figures = [_over_steps(kind, log, course) for kind in LOGGED]
     if course is not None:
         noise = "Noise is added in the shaded stages." if course.sampling_stages() else "No noise is added."
-        caption = f"{len(course.cycles)} cycles in {len(course.lr)} steps. {noise} A dot marks a sample that is kept. "
+        cycles, steps = number_of(len(course.cycles), "cycle"), number_of(len(course.lr), "step")
+        caption = f"{cycles} in {steps}. {noise} A dot marks a sample that is kept. "
         caption += "Chains side by side are drawn one after the other."
         schedule = StepFigure("Schedule", "learning rate", {"lr": ("learning rate", BLUE)}, caption, wide=True)
         rates = [{"step": step, "lr": rate} for step, rate in enumerate(course.lr)]

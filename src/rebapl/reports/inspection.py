@@ -19,13 +19,11 @@ from torch import Tensor
 
 from rebapl.data.task import Part, Task
 from rebapl.errors import UserError
-from rebapl.evaluation import Diversity
 from rebapl.evaluation.intervals import resampled_scores
 from rebapl.evaluation.scores import scores
-from rebapl.evaluation.tasks import Predicted, bound_to, diversity_on_test, part_labels, predict_part
+from rebapl.evaluation.tasks import Predicted, bound_to, part_labels, predict_part
 from rebapl.files import read_json
 from rebapl.posterior import Posterior, Prediction, load_posterior
-from rebapl.posterior.temperature import fit_temperature
 from rebapl.runs.config import RunConfig, data_name
 from rebapl.runs.folder import CONFIG, LOG, RESULTS, Run, changed_files, config_from_json, read_environment
 from rebapl.runs.machine import best_device, kept_backbone
@@ -142,6 +140,16 @@ class InspectedRun:
         how = config["method"] if inference == "none" else f"{config['method']} · {inference}"
         return f"{how} on {data_name(config['data'])}, seed {config['seed']}"
 
+    @property
+    def result(self) -> RunResult:
+        """The stored scores; without parts if the run is not scored."""
+        return self.run.result
+
+    @property
+    def samples(self) -> int:
+        """The number of samples; 0 if the posterior cannot be loaded."""
+        return 0 if self.posterior is None else len(self.posterior)
+
     @cached_property
     def inference(self) -> Inference | None:
         """The settings of the inference; None if the method learns nothing."""
@@ -184,30 +192,14 @@ class InspectedRun:
             )
         return {name: self._answered(part) for name, part in self.task.tests.items() if part.items}
 
-    @property
-    def stored_temperature(self) -> float | None:
-        """The temperature that an evaluation fitted and stored, if there is one."""
-        return next((part.temperature for part in self.run.result.parts.values() if part.temperature), None)
-
-    @attempted("The validation images cannot be predicted")
+    @cached_property
     def temperature(self) -> float | None:
-        """The stored temperature, or one that is fitted on the validation images."""
+        """The temperature that an evaluation fitted and stored. If there can be none, `missing` says why."""
         if self.task is not None and not self.task.val.items:
             self.missing["temperature"] = "No temperature was fitted: the data set has no validation images."
         elif self.config.protocol == "selection":
             self.missing["temperature"] = "No temperature was fitted: this protocol tests on the validation images."
-        elif self.task is not None and self.parts and self.stored_temperature is None:
-            validation = self._answered(self.task.val)
-            return fit_temperature(validation.prediction.probabilities, validation.labels)
-        return self.stored_temperature
-
-    @attempted("The distances between samples cannot be measured")
-    def diversity(self) -> Diversity | None:
-        """How far apart the samples are: the stored record, or one that is measured now on test images."""
-        stored, posterior, task = self.run.result.diversity, self.posterior, self.task
-        if stored is not None or posterior is None or task is None or len(posterior) < 2 or not task.tests:
-            return stored
-        return diversity_on_test(posterior, task)
+        return next((part.temperature for part in self.result.parts.values() if part.temperature), None)
 
     @cached_property
     def course(self) -> Course | None:
@@ -221,9 +213,7 @@ class InspectedRun:
         assert self.task is not None
         before, progress = self._predicted, self.progress
         self._predicted += len(part.items)
-        fitting = self.stored_temperature is None and self.config.protocol != "selection"
-        predicted = [*self.task.tests.values(), *([self.task.val] if fitting else [])]
-        total = sum(len(each.items) for each in predicted)
+        total = sum(len(each.items) for each in self.task.tests.values())
         report = None if progress is None else lambda images: progress(before + images, total)
         prediction = predict_part(bound_to(self.posterior, self.task, part), part, report)
         return Answered(part, prediction, part_labels(part))
@@ -234,7 +224,9 @@ def read_run(folder: Path) -> tuple[Run, RunConfig]:
     content = read_json(folder / CONFIG, "a run")
     config = config_from_json(content, folder / CONFIG)
     result = read_result(folder) if (folder / RESULTS).exists() else RunResult(parts={})
-    return Run(folder, content, content.get("resolved") or config.resolved().settings, result), config
+    if not isinstance(content.get("resolved"), dict):
+        raise UserError(f"{folder / CONFIG} is damaged (it lacks the resolved settings): train the run again")
+    return Run(folder, content, content["resolved"], result), config
 
 
 def course_of(inference: Inference, num_data: int, log: Sequence[Mapping[str, float]]) -> Course:

@@ -13,7 +13,8 @@ from rebapl.data.folds import ENOUGH, TEST
 from rebapl.data.own_images import passed_over
 from rebapl.errors import printable
 from rebapl.evaluation.scores import proportion_interval
-from rebapl.posterior.prediction import Conformal, Threshold
+from rebapl.posterior.conformal import Conformal
+from rebapl.posterior.prediction import Threshold
 from rebapl.posterior.selective import CONFIDENCE, answered_within
 from rebapl.posterior.temperature import Temperature
 from rebapl.runs.folder import HELD_OUT, RESULTS
@@ -48,7 +49,7 @@ def _measured_by(lesson: Lesson) -> str:
     """How a lesson measures its accuracy, as the end of a line."""
     folds, size = lesson.folds, len(lesson.dataset.items)
     if not folds:
-        return "not at all, since no class has two images, of which one could be held out"
+        return "not at all, since no class has two different images, of which one could be held out"
     if folds == [TEST]:
         return "on the test images that the data have, by a training without them"
     parts = folds[0].partition("/")[2]
@@ -76,9 +77,9 @@ def result_lines(
     files = [f"{lesson.out / 'posterior'} (what was learned)"]
     if not answers:
         lines = [
-            "accuracy: unknown. Each class has one image, so none can be held out to measure it",
+            "accuracy: unknown. No class has two different images, so none can be held out to measure it",
             '"I don\'t know": never, since no threshold can be chosen without held-out images',
-            "with two or more images of each class, rebapl learn measures both",
+            "with two or more different images of each class, rebapl learn measures both",
         ]
     else:
         files += [f"{lesson.out / HELD_OUT} (each held-out image and its answer)", f"{lesson.out / RESULTS} (scores)"]
@@ -95,7 +96,9 @@ def result_lines(
                 f"probability {conformal.promised:.2f} or more, and usually about {conformal.level:g}"
             )
         if lesson.unmeasured:
-            lines.append(f"not measured, because they have one image each: {few(lesson.unmeasured)}")
+            lines.append(
+                f"not measured, because they have one image each (copies count once): {few(lesson.unmeasured)}"
+            )
     return [*lines, f"kept: {', '.join(files)}", f"next: rebapl predict {lesson.out} NEW-PHOTOS/"]
 
 

@@ -6,8 +6,8 @@ import dataclasses
 import json
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cached_property, partial
 from itertools import chain, groupby
 from typing import Any
 
@@ -17,6 +17,7 @@ from rebapl.reports.tables import Cell, Row, Table, score_cells
 from rebapl.runs.config import data_name, first_difference
 from rebapl.runs.folder import Found, Run
 from rebapl.runs.results import RunResult, Scores
+from rebapl.score_columns import SCORE_COLUMNS, headings
 from rebapl.settings import leaves
 from rebapl.wording import number_of
 
@@ -28,27 +29,15 @@ TITLES = {
     "selection": "selection: base and novel within the base classes, validation images, accuracy and ECE in %",
 }
 SCORES = ("accuracy", "nll", "ece", "adaptive_ece", "brier", "aurc", "images")
-COLUMNS = {
-    "images": "images",
-    "base": "base ↑",
-    "novel": "novel ↑",
-    "hm": "HM ↑",
-    "accuracy": "accuracy ↑",
-    "nll": "NLL ↓",
-    "ece": "ECE ↓",
-    "brier": "Brier ↓",
-    "aurc": "AURC ↓",
-    "tempered_nll": "NLL at τ ↓",
-    "tempered_ece": "ECE at τ ↓",
-}
-"""The heading of the column of each score. The arrow shows whether a higher or a lower value is better."""
-
 BASE_NOVEL = ("base", "novel", "hm", "nll", "ece")
 DOUBT = ("nll", "ece", "aurc")
 """The scores that the tables of the other protocols show after the accuracy."""
 
-CORRUPTED = {"accuracy": 1, "nll": 3, "ece": 1, "aurc": 1}
-"""The scores on corrupted images that are averaged over severities, each with its number of digits."""
+CORRUPTED = ("accuracy", *DOUBT)
+"""The scores on corrupted images that are averaged over severities."""
+
+SUMMARY = ("accuracy", *DOUBT, "images")
+"""The scores of one run that `rebapl evaluate` prints."""
 
 _HALVED = ("base-to-novel", "selection")
 """The protocols that score two halves of the classes: base and novel ones."""
@@ -83,7 +72,7 @@ def long_list(runs: Sequence[Run]) -> str:
                 front = [run.folder.name, protocol, *(str(settings.get(word, "")) for word in words)]
                 front += [", ".join(chosen_settings(run)), part]
                 for sample, of_sample in [("all", scores), *enumerate(scores.per_sample, 1)]:
-                    cells = score_cells({**dict(of_sample), **of_part}, dict.fromkeys(numbers, 0))
+                    cells = score_cells({**dict(of_sample), **of_part}, *numbers)
                     rows.append([*front, str(sample), *cells])
     return Table("", ["run", "protocol", *words, "settings", "part", "sample", *numbers], rows).to_csv()
 
@@ -191,10 +180,10 @@ def _protocol_table(protocol: str, groups: Sequence[Group], hm: str) -> Table:
     """The table of one protocol: a row for each group, and averages if there are several data sets."""
     words = GroupWords(groups)
     columns, notes = _columns(protocol, groups), words.notes()
-    columns["train s"] = lambda _, run: run.result.seconds.training
+    columns["train s"] = "training_seconds", lambda _, run: run.result.seconds.training
     rows: list[list[Cell | str]] = []
     for group in groups:
-        cells = (group.over(read, {"NLL ↓": 3, "train s": 0}.get(name, 2)) for name, read in columns.items())
+        cells = (group.over(read, SCORE_COLUMNS[score].digits) for score, read in columns.values())
         rows.append([group.data, *words.cells(group), *cells, ranges(group.seeds)])
     if protocol in _HALVED:
         notes.append("NLL and ECE are the means of base and novel")
@@ -207,32 +196,36 @@ def _protocol_table(protocol: str, groups: Sequence[Group], hm: str) -> Table:
     return Table.sectioned(TITLES[protocol], ["data", *words.columns, *columns, "seeds"], rows, notes)
 
 
-def _columns(protocol: str, groups: Sequence[Group]) -> dict[str, Read]:
-    """The headings of the columns of a protocol, each with the function that reads its score from a run."""
+def _columns(protocol: str, groups: Sequence[Group]) -> dict[str, tuple[str, Read]]:
+    """The headings of the columns of a protocol, each with its score and the function that reads it from a run."""
+
+    def of(read: Callable[[str], Read], *names: str) -> dict[str, tuple[str, Read]]:
+        return {SCORE_COLUMNS[name].heading: (name, read(name)) for name in names}
+
     if protocol in _HALVED:
-        return {COLUMNS[name]: _base_novel(name) for name in BASE_NOVEL}
+        return of(_base_novel, *BASE_NOVEL)
     parts = dict.fromkeys(part for group in groups for run in group.runs for part in run.protocols[protocol])
     targets = [part for part in parts if part != "test"]
     if not targets:
-        return {COLUMNS[name]: _score("test", name) for name in ("accuracy", *DOUBT)}
+        return of(partial(_score, "test"), "accuracy", *DOUBT)
 
     def average(score: str) -> Read:
         """The average over the targets of the run's group; None where the run lacks one of them."""
 
         def read(group: Group, run: Run) -> float | None:
             wanted = {*chain(*(each.protocols[protocol] for each in group.runs))} - {"test"}
-            values = [getattr(part, score) for name, part in run.result.parts.items() if name in wanted]
-            complete = wanted and len(values) == len(wanted) and None not in values
-            return statistics.fmean(values) if complete else None
+            return average_over_parts(run.result, wanted, score)
 
         return read
 
-    return {
-        "source ↑": _score("test"),
-        **{f"{each} ↑": _score(each) for each in targets},
-        "average ↑": average("accuracy"),
-        **{COLUMNS[name]: average(name) for name in DOUBT},
-    }
+    accuracies = {"source": _score("test"), **{each: _score(each) for each in targets}, "average": average("accuracy")}
+    return {**{f"{name} ↑": ("accuracy", read) for name, read in accuracies.items()}, **of(average, *DOUBT)}
+
+
+def average_over_parts(result: RunResult, parts: Collection[str], score: str) -> float | None:
+    """The mean of a score over these test parts of a run; None if one of them is missing or lacks the score."""
+    values: list[Any] = [getattr(result.parts.get(part), score, None) for part in parts]
+    return statistics.fmean(values) if values and None not in values else None
 
 
 def _averages(groups: Sequence[Group], words: GroupWords, hm: str) -> list[list[Cell | str]]:
@@ -256,7 +249,7 @@ def _averages(groups: Sequence[Group], words: GroupWords, hm: str) -> list[list[
         if seeds:
             averages = [average_over_data([scores[seed] for scores in by_seed], hm) for seed in seeds]
             known = {name: [value for row in averages if (value := row[name]) is not None] for name in BASE_NOVEL}
-            cells = (Cell.over(values, 3 if name == "nll" else 2) for name, values in known.items())
+            cells = (Cell.over(values, SCORE_COLUMNS[name].digits) for name, values in known.items())
             rows.append(["average", *words.cells(per_data[0]), *cells, Cell(None, digits=0), ranges(seeds)])
     return rows
 
@@ -306,9 +299,7 @@ def scores_table(result: RunResult, title: str) -> Table:
 
     A note below the table gives the harmonic mean of base and novel, or the average over the targets of a transfer.
     """
-    digits = {"accuracy": 2, "nll": 4, "ece": 2, "aurc": 2, "images": 0}
-    columns = ["classes", *(COLUMNS[name] for name in digits)]
-    rows: list[Row] = [[name, *score_cells(dict(part), digits)] for name, part in result.parts.items()]
+    rows: list[Row] = [[name, *score_cells(dict(part), *SUMMARY)] for name, part in result.parts.items()]
     notes = []
     if result.has_base_novel:
         notes = [f"harmonic mean {result.base_novel['hm']:.2f}"]
@@ -317,7 +308,7 @@ def scores_table(result: RunResult, title: str) -> Table:
         if protocol in TARGETS and names:
             mean = statistics.fmean(result.parts[name].accuracy for name in names)
             notes.append(f"average accuracy over the targets of {protocol} {mean:.2f}")
-    return Table(title, columns, rows, notes)
+    return Table(title, ["classes", *headings(*SUMMARY)], rows, notes)
 
 
 def corruption_table(result: RunResult) -> Table:
@@ -333,7 +324,7 @@ def corruption_table(result: RunResult) -> Table:
     if len(by_row) > 1:
         by_row["mean"] = [by_severity for (by_severity,) in by_row.values()]
     rows: list[Row] = [[name, *_means(corruptions, SEVERITIES)] for name, corruptions in by_row.items()]
-    columns = ["corruption", *(f"@{severity}" for severity in SEVERITIES), *(COLUMNS[name] for name in CORRUPTED)]
+    columns = ["corruption", *(f"@{severity}" for severity in SEVERITIES), *headings(*CORRUPTED)]
     notes = ["@1 to @5 are the accuracy at each severity; the other columns are means over the severities"]
     return Table("Corrupted test images", columns, rows, notes, rules=rules)
 
@@ -343,12 +334,12 @@ def _means(corruptions: Sequence[Mapping[str, Scores]], severities: Iterable[int
 
     A score that is missing at some severity is shown as a dash.
     """
-    row = []
+    row: list[Cell] = []
     for severity in map(str, severities):
         known = [by_severity[severity].accuracy for by_severity in corruptions if severity in by_severity]
-        row.append(Cell(statistics.fmean(known) if known else None, digits=1))
-    for name, digits in CORRUPTED.items():
+        row += score_cells({"accuracy": statistics.fmean(known) if known else None}, "accuracy")
+    means: dict[str, float | None] = {}
+    for name in CORRUPTED:
         values = [[getattr(scores, name) for scores in by_severity.values()] for by_severity in corruptions]
-        missing = any(None in each for each in values)
-        row.append(Cell(None if missing else statistics.fmean(map(statistics.fmean, values)), digits=digits))
-    return row
+        means[name] = None if any(None in each for each in values) else statistics.fmean(map(statistics.fmean, values))
+    return [*row, *score_cells(means, *CORRUPTED)]

@@ -18,6 +18,7 @@ import rich.table
 
 from rebapl.errors import printable
 from rebapl.files import write_atomically
+from rebapl.score_columns import SCORE_COLUMNS
 
 EMPTY = "–"
 _LATEX = {
@@ -104,13 +105,13 @@ class Cell:
 Row = Sequence["Cell | str"]
 
 
-def score_cells(values: Mapping[str, float | None], digits: Mapping[str, int]) -> list[Cell]:
-    """A cell for each name in `digits`, with that number of digits; a dash if `values` lacks the name.
+def score_cells(values: Mapping[str, float | None], *names: str) -> list[Cell]:
+    """A cell for each of these `SCORE_COLUMNS`; a dash if `values` lacks the name.
 
-    >>> [str(cell) for cell in score_cells({"nll": 0.5, "ece": 2.0}, {"ece": 1, "nll": 3, "aurc": 1})]
+    >>> [str(cell) for cell in score_cells({"nll": 0.5, "ece": 2.0}, "ece", "nll", "aurc")]
     ['2.0', '0.500', '–']
     """
-    return [Cell(values.get(name), digits=count) for name, count in digits.items()]
+    return [Cell(values.get(name), digits=SCORE_COLUMNS[name].digits) for name in names]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -11,20 +10,19 @@ from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
-from rebapl.backbones import load_backbone
-from rebapl.data.task import load_task
-from rebapl.evaluation import base_novel_scores, evaluate
 from rebapl.files import write_atomically, write_json
-from rebapl.reports.results import BASE_NOVEL, COLUMNS
+from rebapl.reports.results import BASE_NOVEL
 from rebapl.reports.style import BLACK, BLUE, GREEN, GREY, ORANGE, bare_axes, save_figure
 from rebapl.reports.tables import Cell, Table, score_cells
-from rebapl.reproduce.suites import TableRow
+from rebapl.reproduce.suites import Suite, TableRow
+from rebapl.runs.results import read_result
+from rebapl.runs.run import run
+from rebapl.score_columns import headings
 from rebapl.training.checkpoint import Progress
-from rebapl.training.fit import fit
 
 TASKS = ("digits", "shapes")
 SELECTION = (
-    TableRow("zero-shot", "zero-shot", "none"),
+    TableRow("zero-shot", "zero-shot"),
     TableRow("tip-adapter-f · mle", "tip-adapter-f", "mle"),
     TableRow("coop · mle", "coop", "mle", {"epochs": 5}),
     TableRow("maple · mle", "maple", "mle", {"epochs": 3}),
@@ -46,28 +44,23 @@ class MethodScores(NamedTuple):
     task: str
     method: str
     scores: Mapping[str, float]
-    seconds: float
+    seconds: float | None
 
 
 def run_demo(out: Path, bar: Callable[[str], Progress]) -> Table:
     """Train and score every row of `SELECTION` on every task, base to novel, and return the table.
 
-    `results.json`, `table.md` and `figure.png` are written into `out`. The stored table leaves out the seconds of
-    training, which differ each time. `bar(title)` gives the progress callback of one training.
+    `results.json`, `table.md` and `figure.png` are written into `out`, and the runs into the folder `runs` in it, where
+    a second call finds them. The stored table leaves out the seconds of training, which differ each time. `bar(title)`
+    gives the progress callback of one training.
     """
-    encoder = load_backbone("mini")
+    suite = Suite("demo", backbone="mini", shots=SHOTS, test_images=TEST_IMAGES)
     rows = []
-    for name in TASKS:
-        task = load_task(name, SHOTS, SEED, test_images=TEST_IMAGES)
+    for task in TASKS:
         for row in SELECTION:
-            start = time.perf_counter()
-            progress = bar(f"{name}: {row.label}")
-            posterior = fit(
-                task, encoder, row.method, row.inference, inference_settings=row.settings, progress=progress
-            )
-            seconds = time.perf_counter() - start
-            parts = evaluate(posterior, task)
-            rows.append(MethodScores(name, row.label, base_novel_scores(parts["base"], parts["novel"]), seconds))
+            folder = run(suite.config(task, row, SEED), runs=out / "runs", progress=bar(f"{task}: {row.label}"))
+            result = read_result(folder)
+            rows.append(MethodScores(task, row.label, result.base_novel, result.seconds.training))
     table = demo_table(rows)
     stored = replace(table, columns=table.columns[:-1], rows=[row[:-1] for row in table.rows])
     write_json(out / "results.json", [row._asdict() for row in rows])
@@ -78,12 +71,11 @@ def run_demo(out: Path, bar: Callable[[str], Progress]) -> Table:
 
 def demo_table(rows: Sequence[MethodScores]) -> Table:
     """The table of the demonstration: a section per task with its best scores in bold, and the seconds of training."""
-    digits = {**dict.fromkeys(BASE_NOVEL, 1), "nll": 3}
     lines: list[list[Cell | str]] = [
-        [row.task, row.method, *score_cells(row.scores, digits), Cell(row.seconds, digits=0)] for row in rows
+        [row.task, row.method, *score_cells(row.scores, *BASE_NOVEL), Cell(row.seconds, digits=0)] for row in rows
     ]
     title = f"base-to-novel, {SHOTS} shots, seed {SEED}, embedded backbone"
-    return Table.sectioned(title, ["task", "method", *(COLUMNS[name] for name in BASE_NOVEL), "s"], lines)
+    return Table.sectioned(title, ["task", "method", *headings(*BASE_NOVEL), "s"], lines)
 
 
 def demo_figure(rows: Sequence[MethodScores]) -> Figure:

@@ -17,16 +17,15 @@ from matplotlib.figure import Figure
 from rebapl.data.batches import LabelledImages
 from rebapl.evaluation.scores import confidence_and_right, reliability, risk_by_coverage
 from rebapl.evaluation.tasks import bound_to, part_labels, predict_part, trained_part
-from rebapl.files import read_json, write_json
 from rebapl.learners import takes_features
 from rebapl.posterior import Posterior
 from rebapl.posterior.outside import OUTSIDE_SCORES
 from rebapl.reports.style import BOTH_COLUMNS, GREY, PAPER_FONTS, bare_axes, line_style
-from rebapl.reproduce.paper_table import Context, FilledTable, PaperTable, ScoreColumn, Scores
+from rebapl.reproduce.paper_table import Context, FilledTable, PaperTable, Scores
 from rebapl.reproduce.suites import Suite, TableRow
 from rebapl.reproduce.timing import milliseconds
 from rebapl.runs.config import RunConfig
-from rebapl.runs.folder import run_folder
+from rebapl.score_columns import ScoreColumn, columns
 
 NEAR, FAR = "novel", "noise"
 CORRUPTIONS = ("all@3",)
@@ -74,7 +73,7 @@ def read_doubt(context: Context, config: RunConfig, row: TableRow) -> dict[str, 
         "accuracy": part.accuracy,
         "nll": part.nll,
         "ece": part.ece,
-        "tempered": part.tempered_nll,
+        "tempered_nll": part.tempered_nll,
         "aurc": part.aurc,
         "corrupted": statistics.fmean(each.nll for each in corrupted),
         "corrupted ece": statistics.fmean(each.ece for each in corrupted),
@@ -99,9 +98,10 @@ def read_outside(context: Context, config: RunConfig, row: TableRow) -> dict[str
 
 def measured(context: Context, config: RunConfig) -> dict[str, Any]:
     """What the answers of a run cost, and the points of their curves; measured once and kept in the run's folder."""
-    folder = run_folder(config, context.runs)
-    if (folder / COST).exists():
-        return read_json(folder / COST, "what answers cost")
+    return context.stored(config, COST, lambda: _measure(context, config))
+
+
+def _measure(context: Context, config: RunConfig) -> dict[str, Any]:
     task, posterior = config.task(context.root), context.posterior(config)
     part = trained_part(task)
     bound = bound_to(posterior, task, part)
@@ -110,15 +110,13 @@ def measured(context: Context, config: RunConfig) -> dict[str, Any]:
     prediction, labels = predict_part(bound, part), part_labels(part)
     confidence, right = confidence_and_right(prediction.probabilities, labels)
     risks = risk_by_coverage(1 - confidence, right)
-    found = {
+    return {
         "parameters": sum(stack[0].numel() for stack in posterior.samples.values()),
         "passes": image_passes(bound),
         "milliseconds": statistics.median(milliseconds(lambda: bound.sample_logits(views), repeats=3)) / TIMED,
         "risks": [risks[round(share * (len(risks) - 1))].item() for share in (i / 50 for i in range(51))],
         "reliability": [[b.confidence, b.accuracy] for b in reliability(confidence, right, bins=10) if b.images >= 5],
     }
-    write_json(folder / COST, found)
-    return found
 
 
 def image_passes(posterior: Posterior) -> int:
@@ -166,20 +164,16 @@ DOUBT = PaperTable(
     "The bench of doubt: trained classes of {data}",
     ("method", "inference"),
     rivals,
-    scores=(
-        ScoreColumn("accuracy", "accuracy", 1, best=True),
-        ScoreColumn("nll", "NLL", 3),
-        ScoreColumn("ece", "ECE", 1),
-        ScoreColumn("tempered", "NLL at τ", 3),
-        ScoreColumn("aurc", "AURC", 1),
-        ScoreColumn("corrupted", "NLL corrupted", 3),
-        ScoreColumn("corrupted ece", "ECE corrupted", 1),
-        ScoreColumn("near", "AUROC near", 1, best=True),
-        ScoreColumn("far", "AUROC far", 1, best=True),
-        ScoreColumn("parameters", "parameters", 0),
-        ScoreColumn("passes", "passes", 0),
-        ScoreColumn("milliseconds", "ms", 1),
-    ),
+    scores={
+        **columns("accuracy", "nll", "ece", "tempered_nll", "aurc"),
+        "corrupted": ScoreColumn("NLL corrupted", 3),
+        "corrupted ece": ScoreColumn("ECE corrupted", 1),
+        "near": ScoreColumn("AUROC near", 1, "↑"),
+        "far": ScoreColumn("AUROC far", 1, "↑"),
+        "parameters": ScoreColumn("parameters", 0),
+        "passes": ScoreColumn("passes", 0),
+        "milliseconds": ScoreColumn("ms", 1),
+    },
     read=read_doubt,
     outside=(NEAR, FAR),
     corruptions=CORRUPTIONS,
@@ -193,7 +187,7 @@ OUTSIDE = PaperTable(
     "Which score tells outside images: AUROC in %, near (novel classes) and far (noise), {data}",
     ("method", "inference"),
     rivals,
-    scores=tuple(ScoreColumn(f"{by} {name}", f"{by}, {name}", 1) for by in OUTSIDE_SCORES for name in ("near", "far")),
+    scores={f"{by} {name}": ScoreColumn(f"{by}, {name}", 1) for by in OUTSIDE_SCORES for name in ("near", "far")},
     read=read_outside,
     outside=(NEAR, FAR),
 )

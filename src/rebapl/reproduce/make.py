@@ -62,7 +62,8 @@ def page(out: Path) -> str:
     suites = list(dict.fromkeys(record["suite"] for record in records))
     lines = [f"# The paper's tables and figures, suite {' and '.join(suites)}", ""]
     lines += [note for note in dict.fromkeys(record["note"] for record in records) if note]
-    lines += ["", f"Made by `rebapl reproduce all --suite {suites[0]}`; files of the same names hold the tables as CSV"]
+    commands = " and ".join(f"`rebapl reproduce all --suite {suite}`" for suite in suites)
+    lines += ["", f"Made by {commands}; files of the same names hold the tables as CSV"]
     lines += ["(unrounded) and LaTeX, the figures as PDF, and everything behind them as JSON.", ""]
     for record in records:
         name = record["target"]

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from rebapl.data.task import SOURCE
 from rebapl.errors import UserError
 from rebapl.evaluation.scores import HM_CONVENTIONS, average_over_data
+from rebapl.files import read_json, write_json
 from rebapl.posterior import Posterior, load_posterior
 from rebapl.reports.tables import Cell, Table, mark_column
 from rebapl.reproduce.paper import AVERAGE, paper_table, printed, quote_section
@@ -24,6 +25,7 @@ from rebapl.runs.config import RunConfig
 from rebapl.runs.folder import run_folder
 from rebapl.runs.machine import best_device, kept_backbone
 from rebapl.runs.results import RunResult, read_result
+from rebapl.score_columns import ScoreColumn, columns
 
 PARTS = ("base", "novel", "hm")
 ORIENTATION = "paper: its average over 11 data sets with CLIP ViT-B/16, to look at, not to compare with."
@@ -74,6 +76,13 @@ class Context:
         backbone = kept_backbone(config.backbone_name, self.device)
         return load_posterior(run_folder(config, self.runs), backbone, self.device)
 
+    def stored(self, config: RunConfig, name: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The result of `compute` for a finished run. It is computed once and kept as `name` in the run's folder."""
+        path = run_folder(config, self.runs) / name
+        if not path.exists():
+            write_json(path, compute())
+        return read_json(path, "a run")
+
 
 @dataclass(frozen=True)
 class Product:
@@ -102,24 +111,6 @@ class MeasuredTarget:
 
 
 @dataclass(frozen=True)
-class ScoreColumn:
-    """A score that a table shows: its name in the collected scores and in `paper.json`, its heading, its digits.
-
-    `best` is for scores of which more is better: the highest of each section is bold, and gains are green.
-    """
-
-    name: str
-    title: str
-    digits: int = 2
-    best: bool = False
-
-
-BASE_NOVEL = tuple(
-    ScoreColumn(name, title, best=True) for name, title in zip(PARTS, ("base", "novel", "HM"), strict=True)
-)
-
-
-@dataclass(frozen=True)
 class Claim:
     """A difference between two rows, `more` minus `less`, whose sign is compared with that in the paper.
 
@@ -145,6 +136,8 @@ class PaperTable:
 
     * `what`: its line in `--list`. `words`: the headings of the columns in front of the numbers.
     * `rows`: a function that gives the rows for a suite.
+    * `scores`: the scores that it shows, by their names in the collected scores and in `paper.json`. Where higher is
+      better, the highest of each section is bold, and gains are green.
     * `read`: a function that reads the scores of a row, by section, from a finished run.
     * `measure`: for a table without runs, a function that measures the scores of a row several times.
     * `orientation`: whether the paper's numbers are shown, without differences, even if ours are of other data sets.
@@ -159,7 +152,7 @@ class PaperTable:
     title: str
     words: tuple[str, ...]
     rows: Callable[[Suite], Sequence[TableRow]]
-    scores: Sequence[ScoreColumn] = BASE_NOVEL
+    scores: Mapping[str, ScoreColumn] = field(default_factory=lambda: columns(*PARTS))
     protocol: str = "base-to-novel"
     read: Callable[[Context, RunConfig, TableRow], Mapping[str, Scores]] = base_novel
     measure: Callable[[Context, TableRow], Sequence[Scores]] | None = None
@@ -211,12 +204,10 @@ class FilledTable:
         self.summary = AVERAGE if AVERAGE in self.sections else self.sections[0]
         """The section that stands for the whole table: the average, or the only data set."""
         self.paper, self.targets = paper_table(table.name), self.suite.targets(table.protocol)
-        by_data = any(isinstance(row, dict) for row in self.paper["rows"].values())
-        same = by_data or table.measure is not None or set(self.data) == set(table.data(PAPER))
-        self.compared = self.suite.compared and same
+        self.compared = self.suite.compared and self._has_the_papers_data()
         """Whether the paper's numbers are of the same data sets, so that differences make sense."""
         width = 3 if self.compared else 2 if table.orientation else 1
-        self.widths = {score.name: width if score.name in self.paper["columns"] else 1 for score in table.scores}
+        self.widths = {name: width if name in self.paper["columns"] else 1 for name in table.scores}
         """The number of columns of each score: 1 for ours, 2 with the paper's number, 3 with the difference."""
 
     def _collect(self) -> Collected:
@@ -238,13 +229,16 @@ class FilledTable:
             collected[row.label] = {section: [sections[section] for sections in per_seed] for section in per_seed[0]}
         return collected
 
+    def _has_the_papers_data(self) -> bool:
+        """Whether the paper has numbers of the same data sets: by data set, of all of them together, or of none."""
+        by_data = [row for row in self.paper["rows"].values() if isinstance(row, dict)]
+        if by_data:
+            return all(set(self.targets or self.data) <= row.keys() for row in by_data)
+        return self.of.measure is not None or set(self.data) == set(self.of.data(PAPER))
+
     def first_run(self, row: TableRow) -> RunConfig:
         """The run of a row on the first data set, with the first seed."""
         return self.suite.config(self.data[0], row, self.seeds[0], self.of.protocol)
-
-    def column(self, score: str) -> ScoreColumn:
-        """The column of a score."""
-        return next(column for column in self.of.scores if column.name == score)
 
     def cell(self, row: str, score: str, section: str = "", over: str = "") -> Cell:
         """Our number: the mean and the standard deviation over seeds.
@@ -252,13 +246,13 @@ class FilledTable:
         With `over`, the label of another row, they are those of the difference between `row` and `over` with the same
         seed.
         """
-        section, column = section or self.summary, self.column(score)
+        section, column = section or self.summary, self.of.scores[score]
         values = [scores[score] for scores in self.collected[row][section]]
         if not over:
             return Cell.over([value for value in values if value is not None], column.digits)
         pairs = zip(values, (scores[score] for scores in self.collected[over][section]), strict=True)
         differences = [one - other for one, other in pairs if one is not None and other is not None]
-        return replace(Cell.over(differences, column.digits), signed=column.best)
+        return replace(Cell.over(differences, column.digits), signed=column.better == "↑")
 
     def theirs(self, row: str, score: str, section: str = AVERAGE) -> Cell:
         """The paper's number. It has none for a source of transfers that is not the paper's."""
@@ -269,12 +263,12 @@ class FilledTable:
     def table(self) -> Table:
         """The table: a section for each data set with its best numbers bold, and a row Δ below each row of ReBaPL."""
         by_section = len(self.sections) > 1
-        columns = [*(["data set"] if by_section else []), *self.of.words]
-        groups, marked = [("", len(columns))], []
-        for score in self.of.scores:
-            width = self.widths[score.name]
-            marked += [len(columns)] if score.best else []
-            columns += [score.title] if width == 1 else ["ours", "paper", "diff."][:width]
+        titles = [*(["data set"] if by_section else []), *self.of.words]
+        groups, marked = [("", len(titles))], []
+        for name, score in self.of.scores.items():
+            width = self.widths[name]
+            marked += [len(titles)] if score.better == "↑" else []
+            titles += [score.title] if width == 1 else ["ours", "paper", "diff."][:width]
             groups.append(("" if width == 1 else score.title, width))
         rows: list[list[Cell | str]] = []
         for section in self.sections:
@@ -288,7 +282,7 @@ class FilledTable:
                     rows.append([*front, "Δ", *self._numbers(row.label, section, row.over)])
         data = printed(self.data[0]) if len(self.data) == 1 else f"{len(self.data)} data sets"
         title, merged = self.of.title.format(data=data), 1 if by_section else self.of.merged
-        return Table(title, columns, rows, self._notes(), groups, merged=merged)
+        return Table(title, titles, rows, self._notes(), groups, merged=merged)
 
     def _numbers(self, row: str, section: str, over: str = "") -> list[Cell]:
         """The cells of a row or, with `over`, those of the row Δ: the row minus the row `over`."""
@@ -319,13 +313,18 @@ class FilledTable:
         return [note for note in notes if note]
 
     def opposite(self) -> list[str]:
-        """A sentence for each claim of the table whose difference, as shown, has the opposite sign in the paper."""
+        """A sentence for each claim of the table whose difference, as shown, has the opposite sign in the paper.
+
+        Claims are checked on the paper's data sets, and by a suite that stands for them, which compares no numbers.
+        """
+        if self.suite.compared and not self.compared:
+            return []
         names = {row.label: row.name or ", ".join(row.shown) for row in self.rows}
         gains = [Claim(row.label, row.over, score) for score in self.widths for row in self.rows if row.over in names]
         average = "average " if self.summary == AVERAGE else ""
         sentences = []
         for claim in (*gains, *self.of.claims(list(names))):
-            what = f"{names[claim.more]} minus {names[claim.less]}, {average}{self.column(claim.score).title}"
+            what = f"{names[claim.more]} minus {names[claim.less]}, {average}{self.of.scores[claim.score].title}"
             ours = self.cell(claim.more, claim.score).minus(self.cell(claim.less, claim.score))
             more, less = (self.theirs(row, claim.score) for row in claim.theirs or (claim.more, claim.less))
             theirs = more.minus(less)

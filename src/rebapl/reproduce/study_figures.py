@@ -1,19 +1,16 @@
-"""The figures of the studies: curves of the scores of a table (`CurveFigure`), and heat maps."""
+"""The figures of the studies: curves of the scores of a table (`CurveFigure`)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from rebapl.reports.figures import heat_map
 from rebapl.reports.style import BLACK, BOTH_COLUMNS, COLUMN, PAPER_FONTS, bare_axes, line_style
 from rebapl.reports.tables import Cell
 from rebapl.reproduce.paper import printed
@@ -79,17 +76,17 @@ class CurveFigure:
         for name in self.log:
             axes.set(**{f"{name}scale": "log"})
             getattr(axes, f"{name}axis").set_major_formatter(lambda value, _: f"{value:g}")
-        lines = [(name, filled.column(score), points) for name, points in curves.items() for score in self.scores]
-        for index, (name, column, points) in enumerate(lines):
+        lines = [(name, score, points) for name, points in curves.items() for score in self.scores]
+        for index, (name, score, points) in enumerate(lines):
             colour, marker = line_style(index)
             shift = self.aside * (index - (len(lines) - 1) / 2)
             positions = [x * 10**shift if "x" in self.log else x + shift for x in points]
-            label = f"{filled.of.words[-2]} = {name}" if name.isdigit() else name or column.title
-            ours = [filled.cell(row, column.name) for row in points.values()]
+            label = f"{filled.of.words[-2]} = {name}" if name.isdigit() else name or filled.of.scores[score].title
+            ours = [filled.cell(row, score) for row in points.values()]
             line = "" if self.in_words else "-"
             _errorbar(axes, positions, ours, color=colour, marker=marker, ls=line, label=label)
-            if line and filled.widths[column.name] > 1:
-                theirs = [filled.theirs(row, column.name) for row in points.values()]
+            if line and filled.widths[score] > 1:
+                theirs = [filled.theirs(row, score) for row in points.values()]
                 _errorbar(axes, list(points), theirs, color=colour, marker="", ls=":", label=f"{label}, paper")
         words = {row.label: "\n".join(row.shown) for row in filled.rows}
         ticks = {x: words[row] if self.in_words else f"{x:g}" for *_, points in lines for x, row in points.items()}
@@ -118,23 +115,3 @@ def _about(filled: FilledTable) -> str:
     seeds = len(filled.seeds)
     bars = "one seed" if seeds == 1 else f"bars: ± standard deviation of {seeds} seeds"
     return f"{printed(filled.data[0])}; {bars}"
-
-
-@rc_context(PAPER_FONTS)
-def heat_maps(matrices: Mapping[str, Sequence[Sequence[float]]], label: str) -> Figure:
-    """Heat maps of the distances between the samples of some runs, side by side on one colour scale.
-
-    `matrices` has the distances (S, S) of each run under the run's title.
-    """
-    arrays = {title: np.array(matrix) for title, matrix in matrices.items()}
-    highest = max(array.max() for array in arrays.values()) or 1.0
-    figure = Figure(figsize=(BOTH_COLUMNS * 0.8, 2.9), layout="constrained")
-    panels = figure.subplots(1, len(arrays), squeeze=False)[0]
-    for letter, axes, (title, array) in zip(ascii_lowercase, panels, arrays.items(), strict=False):
-        picture = heat_map(axes, array, "{:.3f}", highest)
-        pairs = array.sum() / max(1, len(array) * (len(array) - 1))
-        axes.set_title(f"({letter}) {title}: mean {pairs:.3f}", loc="left")
-        axes.set_xlabel("cycle")
-    panels[0].set_ylabel("cycle")
-    figure.colorbar(picture, ax=list(panels), shrink=0.9, label=label)
-    return figure

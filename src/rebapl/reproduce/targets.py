@@ -11,21 +11,19 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from rebapl.data.catalogue import load_dataset
 from rebapl.data.published import PUBLISHED
 from rebapl.data.task import SOURCE
 from rebapl.errors import UserError, unknown
 from rebapl.evaluation.scores import base_novel_accuracies
 from rebapl.evaluation.scores import scores as all_scores
 from rebapl.evaluation.tasks import bound_to, part_labels, predict_part
-from rebapl.files import read_json, write_json
 from rebapl.learners import METHODS, published
-from rebapl.reports.results import short_value
+from rebapl.reports.figures import HeatMap, heat_maps
+from rebapl.reports.results import average_over_parts, short_value
 from rebapl.reports.tables import EMPTY, Row, Table
 from rebapl.reproduce.doubt import DOUBT, OUTSIDE
 from rebapl.reproduce.paper import AVERAGE, paper_table, printed
 from rebapl.reproduce.paper_table import (
-    BASE_NOVEL,
     PARTS,
     Claim,
     Context,
@@ -33,18 +31,17 @@ from rebapl.reproduce.paper_table import (
     MeasuredTarget,
     PaperTable,
     Product,
-    ScoreColumn,
     Scores,
     Target,
     base_novel,
 )
-from rebapl.reproduce.study_figures import CurveFigure, heat_maps
+from rebapl.reproduce.study_figures import CurveFigure
 from rebapl.reproduce.suites import Suite, TableRow
 from rebapl.reproduce.timing import LATENCY, OVERHEAD, distance_name
 from rebapl.reproduce.toy_figures import toy_target
 from rebapl.runs.config import RunConfig
-from rebapl.runs.folder import run_folder
 from rebapl.sampling.presets import preset_values
+from rebapl.score_columns import ScoreColumn, columns
 
 TRANSFERRED = ("promptsrc", "maple", "mmrl")
 """The methods of the paper's second and third tables."""
@@ -57,27 +54,18 @@ PREFIXES = "prefixes.json"
 """The file in a run's folder that stores the scores of the first C cycles of its chain, for each C."""
 
 
-TRANSFER_SCORES = (
-    ScoreColumn("accuracy", "accuracy", best=True),
-    ScoreColumn("nll", "NLL", 3),
-    ScoreColumn("ece", "ECE", 1),
-    ScoreColumn("aurc", "AURC", 1),
-)
+TRANSFER_SCORES = columns("accuracy", "nll", "ece", "aurc")
 """The scores of the second and third tables. The paper has the accuracy alone."""
 
 
 def _transferred(context: Context, config: RunConfig, row: TableRow) -> dict[str, Scores]:  # noqa: ARG001
     """The scores of a transfer on its source, on each target, and averaged over the targets."""
-    parts, targets = context.result(config).parts, context.suite.targets(config.protocol)
-    names = [score.name for score in TRANSFER_SCORES]
-    scores: dict[str, Scores] = {
-        part: {name: getattr(parts[part], name) for name in names} for part in ("test", *targets)
+    result, targets = context.result(config), context.suite.targets(config.protocol)
+    sections = {config.data: ["test"], **{target: [target] for target in targets}, AVERAGE: targets}
+    return {
+        section: {score: average_over_parts(result, parts, score) for score in TRANSFER_SCORES}
+        for section, parts in sections.items()
     }
-    average: dict[str, float | None] = {}
-    for name in names:
-        values = [value for target in targets if (value := scores[target][name]) is not None]
-        average[name] = statistics.fmean(values) if len(values) == len(targets) else None
-    return {config.data: scores.pop("test"), **scores, AVERAGE: average}
 
 
 def _transfer_notes(filled: FilledTable) -> list[str]:
@@ -158,21 +146,17 @@ def _first_cycles(context: Context, config: RunConfig, row: TableRow) -> dict[st
     if row == MAPLE:
         return base_novel(context, config, row)
     context.result(config)  # refuses a run whose answers were changed after its training
-    path = run_folder(config, context.runs) / PREFIXES
-    stored = read_json(path, "scores by cycles")["cycles"] if path.exists() else {}
-    if any(str(count) not in stored for count in context.suite.cycles):
-        stored |= _prefix_scores(context, config)
-        write_json(path, {"cycles": dict(sorted(stored.items(), key=lambda item: int(item[0])))})
-    return {config.data: base_novel_accuracies(stored[row.label])}
+    stored = context.stored(config, PREFIXES, lambda: {"cycles": _prefix_scores(context, config)})
+    return {config.data: base_novel_accuracies(stored["cycles"][row.label])}
 
 
 def _prefix_scores(context: Context, config: RunConfig) -> dict[str, dict[str, dict[str, float]]]:
-    """Number of cycles C → test part → scores of the first C cycles, for every C of the suite."""
+    """Number of cycles C → test part → scores of the first C cycles, for every C up to all cycles of the run."""
     task, posterior = config.task(context.root), context.posterior(config)
     inference = config.resolved().training.inference
     assert inference is not None
     per_cycle = inference.samples_per_cycle * inference.chains
-    scores: dict[str, dict[str, dict[str, float]]] = {str(count): {} for count in context.suite.cycles}
+    scores: dict[str, dict[str, dict[str, float]]] = {str(count + 1): {} for count in range(inference.cycles)}
     for name, part in task.tests.items():
         prediction, labels = predict_part(bound_to(posterior, task, part), part), part_labels(part)
         for count, by_part in scores.items():
@@ -213,14 +197,16 @@ def _efficiency(suite: Suite) -> list[TableRow]:
 def steps(config: RunConfig) -> int:
     """The number of training steps of a base-to-novel run: whole mini-batches of its images, over all its epochs.
 
+    Published data sets, which need not be there yet, have enough images of each class. Other data sets are read.
+
     >>> steps(RunConfig("digits", "maple", "mle", backbone="mini", shots=8))
     50
     """
     settings = config.resolved().training.inference
     assert settings is not None
     known = PUBLISHED.get(config.data)
-    classes = ceil((known.classes if known else len(load_dataset(config.data).class_names)) / 2)
-    return max(1, classes * config.shots // settings.batch) * settings.all_epochs
+    images = ceil(known.classes / 2) * config.shots if known else len(config.task().train.items)
+    return max(1, images // settings.batch) * settings.all_epochs
 
 
 def _training_times(context: Context, config: RunConfig, row: TableRow) -> dict[str, Scores]:
@@ -236,10 +222,18 @@ def _efficiency_notes(filled: FilledTable) -> list[str]:
     return [*notes, *(paper_table("overhead")["notes"] if filled.compared else [])]
 
 
+def _repelled(suite: Suite) -> list[TableRow]:
+    """ReBaPL with and without repulsion. An inference that keeps one sample is refused."""
+    rows = [suite.rebapl("maple", "with repulsion"), suite.rebapl("maple", "without repulsion", NO_REPULSION)]
+    (data,) = suite.trained_on("diversity")
+    if any(suite.inference_of(data, row).samples == 1 for row in rows):
+        raise UserError(f"{suite.inference} keeps one sample: there are no distances between samples")
+    return rows
+
+
 def _diversity(context: Context, config: RunConfig, row: TableRow) -> dict[str, Scores]:  # noqa: ARG001
     record = context.result(config).diversity
-    if record is None:
-        raise UserError(f"{context.suite.inference} keeps one sample: there are no distances between samples")
+    assert record is not None
     different = 100 * record.mean_disagreement
     scores = {"distance": record.mean_distance, "different": different, "effective": record.effective_by_answers}
     return {config.data: {**scores, "images": record.images}}
@@ -251,12 +245,15 @@ def _diversity_notes(filled: FilledTable) -> list[str]:
 
 
 def _diversity_figure(filled: FilledTable) -> Figure:
-    """Heat maps of the first seed's distances between samples."""
-    stored = {row.label: filled.context.result(filled.first_run(row)).diversity for row in filled.rows}
-    records = {label: record for label, record in stored.items() if record is not None}
-    images = max(record.images for record in records.values())
-    about = f"{images} images of {printed(filled.data[0])}, seed {filled.seeds[0]}"
-    return heat_maps({label: record.distance for label, record in records.items()}, f"Wasserstein-2, {about}")
+    """Heat maps of the first seed's distances between samples, on one scale of colours."""
+    maps = []
+    for letter, row in zip("ab", filled.rows, strict=True):
+        record = filled.context.result(filled.first_run(row)).diversity
+        assert record is not None
+        title = f"({letter}) {row.label}: mean {record.mean_distance:.3f}"
+        label = f"Wasserstein-2, {record.images} images of {printed(filled.data[0])}, seed {filled.seeds[0]}"
+        maps.append(HeatMap(title, record.distance, label, "{:.3f}"))
+    return heat_maps(maps, max(max(map(max, each.matrix)) for each in maps))
 
 
 REBAPL_PRESETS = ("rebapl-paper", "rebapl-authors", "rebapl")
@@ -320,7 +317,7 @@ _TARGETS: tuple[Target, ...] = (
         "Plug and play: ReBaPL and maximum likelihood, by method, on {data}",
         ("method",),
         _plugged,
-        scores=(*BASE_NOVEL, ScoreColumn("nll", "NLL", 3), ScoreColumn("ece", "ECE")),
+        scores=columns(*PARTS, "nll", "ece"),
         notes=_plugged_notes,
     ),
     MeasuredTarget("settings", "the paper's settings beside those of the presets", settings),
@@ -362,7 +359,7 @@ _TARGETS: tuple[Target, ...] = (
         "Training time of ReBaPL and of maximum likelihood with as many epochs, on {data}",
         ("MaPLe", "epochs", "batch", "steps"),
         _efficiency,
-        scores=(ScoreColumn("seconds", "seconds", 1), ScoreColumn("per step", "ms a step", 1)),
+        scores={"seconds": ScoreColumn("seconds", 1), "per step": ScoreColumn("ms a step", 1)},
         read=_training_times,
         notes=_efficiency_notes,
     ),
@@ -371,15 +368,12 @@ _TARGETS: tuple[Target, ...] = (
         "heat maps of the samples' distances",
         "Diversity of the samples on {data}",
         ("MaPLe + ReBaPL",),
-        lambda suite: [
-            suite.rebapl("maple", "with repulsion"),
-            suite.rebapl("maple", "without repulsion", NO_REPULSION),
-        ],
-        scores=(
-            ScoreColumn("distance", "mean Wasserstein-2", 3),
-            ScoreColumn("different", "different answers, %"),
-            ScoreColumn("effective", "effective samples"),
-        ),
+        _repelled,
+        scores={
+            "distance": ScoreColumn("mean Wasserstein-2", 3),
+            "different": ScoreColumn("different answers, %"),
+            "effective": ScoreColumn("effective samples"),
+        },
         read=_diversity,
         notes=_diversity_notes,
         claims=lambda rows: [Claim(rows[0], rows[1], "distance", says="greater with repulsion")],

@@ -18,11 +18,12 @@ from rebapl.learners import build_learner
 from rebapl.posterior import Posterior
 from rebapl.randomness import generator
 from rebapl.reproduce.paper import printed
-from rebapl.reproduce.paper_table import Context, FilledTable, PaperTable, ScoreColumn, Scores
+from rebapl.reproduce.paper_table import Context, FilledTable, PaperTable, Scores
 from rebapl.reproduce.study_figures import CurveFigure
 from rebapl.reproduce.suites import Suite, TableRow
 from rebapl.repulsion import DISTANCES
 from rebapl.runs.machine import best_device, device_name, kept_backbone
+from rebapl.score_columns import ScoreColumn
 
 WIDTH = 512
 """The dimension of the points between which distances are timed: that of the features of CLIP ViT-B/16."""
@@ -91,7 +92,7 @@ OVERHEAD = PaperTable(
     "Milliseconds to compare two clouds of n points",
     ("distance", "n"),
     _distances,
-    scores=(ScoreColumn("alone", "alone", 3), ScoreColumn("with gradient", "with gradient", 3)),
+    scores={"alone": ScoreColumn("alone", 3), "with gradient": ScoreColumn("with gradient", 3)},
     measure=_distance_times,
     orientation=True,
     merged=1,
@@ -144,7 +145,7 @@ LATENCY = PaperTable(
     "Milliseconds of a prediction with MaPLe + ReBaPL",
     ("C",),
     lambda suite: [TableRow("maple"), *(TableRow(str(count)) for count in suite.latency_cycles)],
-    scores=(ScoreColumn("one", "one device", 1), ScoreColumn("spread", "spread", 1)),
+    scores={"one": ScoreColumn("one device", 1), "spread": ScoreColumn("spread", 1)},
     measure=_prediction_times,
     notes=_latency_notes,
     figure=CurveFigure(("number of cycles $C$", "milliseconds per prediction"), scores=("one", "spread")).draw,

@@ -34,11 +34,10 @@ from rebapl.evaluation.tasks import part_labels, predict_part, prediction_scores
 from rebapl.files import alone_in, write_atomically
 from rebapl.learners import published
 from rebapl.posterior import Posterior, Prediction, load_posterior, save_posterior
-from rebapl.posterior.conformal import choose_cross_conformal
+from rebapl.posterior.conformal import Conformal, check_level, choose_cross_conformal
 from rebapl.posterior.fitting import threshold_on
-from rebapl.posterior.prediction import Conformal, Threshold
+from rebapl.posterior.prediction import Threshold
 from rebapl.posterior.selective import CONFIDENCE, check_risk
-from rebapl.posterior.set_scores import check_level
 from rebapl.posterior.storage import ESTIMATE, read_manifest
 from rebapl.posterior.temperature import PRIOR, Temperature, fit_temperature
 from rebapl.runs.config import RunConfig, own_images

@@ -46,7 +46,6 @@ class PartScores(Scores):
     expected_entropy: float | None = None
     mutual_information: float | None = None
     disagreement: float | None = None
-    total_variation: float | None = None
     temperature: float | None = None
     tempered_nll: float | None = None
     tempered_ece: float | None = None
