@@ -16,7 +16,7 @@ import pandas
 import pytest
 import small_jobs
 from small_jobs import LONG, StruckJob, StruckShard, jobs, made, scores, tiny
-from small_shards import answer_all, draw, place_of, rows_of, save_small, small_shards
+from small_shards import answer_all, draw, rows_of, save_small, small_work
 from tiny_suite import TINY
 
 from rebapl.errors import UserError
@@ -26,7 +26,6 @@ from rebapl.runs.engine import LocalEngine
 from rebapl.runs.folder import CHECKPOINT, ERROR
 from rebapl.runs.jobs import Event, Outcome, Retried, Started, Stepped
 from rebapl.runs.run import Job, run_all
-from rebapl.runs.shards import conclude
 from rebapl.training.checkpoint import load_checkpoint
 
 ROOM = 80 * 1024 * 1024
@@ -151,16 +150,17 @@ def test_a_prediction_in_shards_survives_its_worker_and_goes_on(
     files, run, out = draw(tmp_path / "drawn", 60), save_small(tmp_path / "run"), tmp_path / "answers"
     monkeypatch.chdir(tmp_path)
     names = [file.relative_to(tmp_path) for file in files]
-    shards = small_shards(run, names, Path("answers"), size=40)
+    work = small_work(run, names, Path("answers"), size=40)
+    shards = work.shards
     struck = StruckShard(**vars(shards[0]))
     outcomes = {outcome.job.name: outcome for outcome in engine.run([struck, *shards[1:]])}
     assert [outcomes[shard.name].attempts for shard in shards] == [2, 1]
-    conclude(place_of(out), shards)
+    work.conclude()
     rows, whole = rows_of(out), tmp_path / "x.parquet"
     answer_all(run, names, whole)
     pandas.testing.assert_frame_equal(rows, pandas.read_parquet(whole), rtol=1e-5, atol=1e-6)
     shards[1].files[0].unlink()
-    assert [outcome.attempts for outcome in engine.run(small_shards(run, names, out, size=40))] == [0, 1]
+    assert [outcome.attempts for outcome in engine.run(small_work(run, names, out, size=40).shards)] == [0, 1]
     pandas.testing.assert_frame_equal(rows_of(out), rows, rtol=1e-5, atol=1e-6)
 
 

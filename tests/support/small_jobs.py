@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rebapl.runs.answer_shards import AnswerShard
 from rebapl.runs.config import RunConfig
 from rebapl.runs.jobs import Work
 from rebapl.runs.run import Job
+from rebapl.runs.shards import Shard
 from rebapl.training import Progress
 
 LONG = {"epochs": 30, "inference_settings": {"batch": 1}}
@@ -54,7 +54,7 @@ class StruckJob(Job):
 
 
 @dataclasses.dataclass(frozen=True)
-class StruckShard(AnswerShard):
+class StruckShard(Shard):
     """A shard whose process kills itself during its first attempt."""
 
     def do(self, device: str, progress: Progress | None) -> None:

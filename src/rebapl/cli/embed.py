@@ -56,9 +56,10 @@ def embed(
     options.expect_workers(None, jobs)
     from rebapl.backbones import load_backbone
     from rebapl.cli.progress import StepProgress
-    from rebapl.data.features import FORMS, PRECISIONS
-    from rebapl.runs.embedding import CPU_SIZE, SIZE, embed_shards, features_place, gather_images, plan_features
+    from rebapl.data.features import FORMS, PRECISIONS, WHAT
+    from rebapl.runs.embedding import CPU_SIZE, SIZE, FeatureMaker, gather_images
     from rebapl.runs.machine import best_device
+    from rebapl.runs.shards import Place
     from rebapl.training import default_backbone
 
     for option, value, accepted in (("form", form, FORMS), ("precision", precision, PRECISIONS)):
@@ -66,7 +67,7 @@ def embed(
             raise unknown(option, value, accepted)
     if not images and not list_:
         raise UserError("which images? Name a data set, folders, files, tar archives, or --list FILE")
-    place, devices = features_place(out, form), options.parse_names("--device", device) or []
+    place, devices = Place(out, form, joined=False, what=WHAT), options.parse_names("--device", device) or []
     place.check()
     where: Engine[Any] | None = None
     if any(option is not None for option in (engine, jobs, engine_option or None)) or len(devices) > 1:
@@ -81,8 +82,9 @@ def embed(
         do_shards(
             progress,
             place,
-            lambda: plan_features(place, gathered, encoder, precision=precision, size=size, strict=strict),
-            lambda shards, pace: embed_shards(shards, encoder, pace),
+            FeatureMaker.of(gathered, encoder, form, precision=precision, strict=strict),
+            gathered.entries,
+            size,
             where,
             doing="embedding",
             done="embedded",

@@ -86,7 +86,7 @@ def predict(
     from rebapl.posterior import load_posterior
     from rebapl.posterior.answers import Question
     from rebapl.posterior.images import ImageFiles
-    from rebapl.runs.answer_shards import CPU_SIZE, SIZE, answer_shards, plan_answers
+    from rebapl.runs.answer_shards import CPU_SIZE, SIZE, AnswerMaker, entries_of
     from rebapl.runs.machine import best_device
 
     devices = options.parse_names("--device", device) or []
@@ -136,13 +136,9 @@ def predict(
             _show(progress, posterior, question, stored or files, form, out, None if piped else known)
             return
         size = shard or (CPU_SIZE if where is None and posterior.learner.encoder.device.type == "cpu" else SIZE)
-        do_shards(
-            progress,
-            place,
-            lambda: plan_answers(place, str(run), posterior, question, stored or files, size),
-            lambda shards, pace: answer_shards(shards, posterior, pace),
-            where,
-        )
+        size = size if stored is None else 1  # stored features keep their shards, each of which is one entry
+        maker = AnswerMaker.of(str(run), posterior, question, place.form, stored)
+        do_shards(progress, place, maker, entries_of(stored or files), size, where)
 
 
 def _stored_features(images: list[Path], lists: list[Path]) -> StoredFeatures | None:
