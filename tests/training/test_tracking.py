@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from rebapl import fit, load_task
 from rebapl.cli.commands import app
 from rebapl.errors import UserError
-from rebapl.runs.run import Job, evaluate_run
+from rebapl.runs.run import Job, cycle_jobs, evaluate_run
 from rebapl.runs.run import run as do_run
 from rebapl.training.log import TRACKERS, TrackedRun, check_trackers, read_log, register_tracker
 
@@ -80,8 +80,8 @@ def test_cycles_that_were_sampled_apart_are_heard_too(tmp_path: Path) -> None:
         listener = Listener()
         register_tracker(f"listener {apart}")(lambda _, own=listener: own)
         config, out = CONFIG.changed(inference="ensemble"), tmp_path / str(apart)
-        for cycle in range(2) if apart else ():
-            do_run(config, out, device="cpu", cycle=cycle)
+        for job in cycle_jobs(Job.of(config, tmp_path, out=out)) if apart else ():
+            job.do("cpu", None)
         do_run(config, out, device="cpu", score=False, track=[f"listener {apart}"])
         heard.append([(step, values["loss"]) for step, values in listener.rows])
     assert heard[0] == heard[1] != []

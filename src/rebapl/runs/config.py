@@ -18,6 +18,7 @@ from rebapl.data.features import StoredFeatures, is_features
 from rebapl.data.identity import identity
 from rebapl.data.images import files_below
 from rebapl.data.task import Task, check_fold_use, load_task, part_names
+from rebapl.errors import UserError
 from rebapl.files import content_sha256, sha256, stamp
 from rebapl.settings import Settings, leaves
 from rebapl.training import ResolvedTraining, default_backbone, resolve_training
@@ -30,6 +31,9 @@ TRAINED_CLASSES = {"base-to-novel": "base", "selection": "pseudo-base"}
 
 HASH_LENGTH = 10
 
+INDEPENDENT = "such cycles have cold restarts (`ensemble`, or inference.restart=cold), no repulsion and no adaptive end"
+"""What makes cycles independent, for error messages."""
+
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 
 
@@ -40,9 +44,10 @@ class RunConfig(Settings):
     same meaning as in `load_task`. `method_settings` replace the settings published for the method, `epochs` replaces
     the published number of epochs, and `inference_settings` replace values of the preset. `outside` names additional
     test images that belong to none of the trained classes (see `score_outside`). `corruptions` names the ways in which
-    the test images are corrupted for additional scores (see `named_corruptions`). Without an `inference`, the method
-    uses the one that it was published with: `svgd` for APP, `mle` for the others. Without a `backbone`, embedded tasks
-    use the embedded `mini`, and all other data use CLIP ViT-B/16.
+    the test images are corrupted for additional scores (see `named_corruptions`). With a `cycle`, counted from 0, only
+    this cycle is sampled, which must not depend on the others (see `Inference.independent_cycles`). Without an
+    `inference`, the method uses the one that it was published with: `svgd` for APP, `mle` for the others. Without a
+    `backbone`, embedded tasks use the embedded `mini`, and all other data use CLIP ViT-B/16.
 
     >>> config = RunConfig("digits", "maple", "rebapl")
     >>> same = RunConfig("digits", "maple", "rebapl", backbone="mini", inference_settings={"cycles": 2})
@@ -65,6 +70,7 @@ class RunConfig(Settings):
     template: str | None = None
     targets: Names | None = None
     fold: str | None = None
+    cycle: int | None = Field(default=None, ge=0)
     method_settings: dict[str, Any] = Field(default_factory=dict)
     inference_settings: dict[str, Any] = Field(default_factory=dict)
     outside: Names = ()
@@ -135,6 +141,11 @@ class RunConfig(Settings):
             method_settings=self.method_settings,
             inference_settings=self.inference_settings,
         )
+        independent = 1 if training.inference is None else training.inference.independent_cycles
+        if self.cycle is not None and not self.cycle < independent > 1:
+            raise UserError(
+                f"cycle = {self.cycle}: this run has no such cycle that does not depend on the others: {INDEPENDENT}"
+            )
         data, backbone = self.data, self.backbone_name
         if is_own(data) and Path(data).expanduser().exists():
             data = f"images:{own_images(data, self.split, self.template, self.fold is not None)[1]}"
@@ -146,6 +157,7 @@ class RunConfig(Settings):
             "backbone": backbone,
             "classes": TRAINED_CLASSES.get(self.protocol, "all"),
             **{name: getattr(self, name) for name in unchanged},
+            **({} if self.cycle is None else {"cycle": self.cycle}),
             **training.plain(),
         }
         return ResolvedRun(settings, training)

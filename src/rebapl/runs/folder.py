@@ -3,15 +3,14 @@
 The folder holds `config.json` (the settings as the person wrote them, and as `resolved`), `environment.json`,
 `log.csv`, `posterior/` and, if the run trains on the user's own images, `data.json`, which records these images.
 Evaluation adds `results.json`. While the run trains, there is a `checkpoint.safetensors`, and the previous one as
-`checkpoint.previous.safetensors`; `cycles/` holds the cycles that are sampled separately. After a failure there is an
-`error.txt`. The checkpoints, the environment and the results contain the hash of the run, so that files of another run
-are not mistaken for its own.
+`checkpoint.previous.safetensors`. Cycles that are sampled side by side are runs of their own in `cycles/`. After a
+failure there is an `error.txt`. The checkpoints, the environment and the results contain the hash of the run, so that
+files of another run are not mistaken for its own.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -29,14 +28,11 @@ from rebapl.posterior.storage import INSIDE
 from rebapl.runs.config import ResolvedRun, RunConfig, data_name, first_difference, hash_of, with_full_paths
 from rebapl.runs.results import CONFIG, RESULTS, PartScores, RunResult, read_result
 from rebapl.settings import SettingError
-from rebapl.training.checkpoint import load_checkpoint
 
 ENVIRONMENT, LOG, POSTERIOR, HELD_OUT = "environment.json", "log.csv", INSIDE, "held-out.csv"
 CHECKPOINT, ERROR, DATA, CYCLES = "checkpoint.safetensors", "error.txt", "data.json", "cycles"
 
 ANEW = "To train anew, choose another --out or delete that folder"
-
-_log = logging.getLogger(__name__)
 
 
 def config_from_json(content: Mapping[str, Any], source: str | Path) -> RunConfig:
@@ -154,21 +150,17 @@ def refuse_other_run(config: RunConfig, out: Path, settings: Mapping[str, Any]) 
         raise UserError(f"{out} holds a run that is trained with {name} = {theirs!r}, not {ours!r}. {ANEW}")
 
 
-def is_trained(config: RunConfig, out: Path, cycle: int | None = None) -> bool:
-    """Whether a folder holds the trained run of this configuration or, if `cycle` is given, the samples of that cycle.
-
-    A folder with anything else in it is refused.
-    """
-    sampled = cycle is not None and cycle_file(out, cycle).exists()
+def is_trained(config: RunConfig, out: Path) -> bool:
+    """Whether a folder holds the trained run of this configuration. A folder with anything else in it is refused."""
     if (out / CONFIG).exists():
         refuse_other_run(config, out, stored_settings(out))
-        return sampled or (out / POSTERIOR).exists()
+        return (out / POSTERIOR).exists()
     ours = (ERROR, CYCLES)  # these may be stored before the settings
     if out.exists() and (
         not out.is_dir() or any(path.name not in ours and not is_leftover(path) for path in out.iterdir())
     ):
         raise UserError(f"{out} exists and is not a run of rebapl: choose another --out")
-    return sampled
+    return False
 
 
 def is_finished(config: RunConfig, out: Path) -> bool:
@@ -210,27 +202,8 @@ def scored_as(config: RunConfig, protocol: str | None = None, targets: Sequence[
 
 
 def cycle_folder(out: Path, cycle: int) -> Path:
-    """The folder in which a cycle of a run is sampled separately."""
+    """The folder of the run that samples only one cycle of the run in `out`."""
     return out / CYCLES / str(cycle)
-
-
-def cycle_file(out: Path, cycle: int) -> Path:
-    """The file with the samples of a cycle that was sampled separately."""
-    return out / CYCLES / f"{cycle}.safetensors"
-
-
-def read_cycles(out: Path) -> dict[int, dict[str, Any]]:
-    """All cycles of a run that were sampled separately. A damaged one is left out, so that it is sampled again."""
-    cycles = {}
-    for path in (out / CYCLES).glob("*.safetensors"):
-        try:
-            content = load_checkpoint(path)
-        except UserError as error:
-            _log.warning("%s; this cycle is sampled again", error)
-            continue
-        if path.stem.isdecimal() and isinstance(content, dict):
-            cycles[int(path.stem)] = content
-    return cycles
 
 
 @dataclasses.dataclass(frozen=True)

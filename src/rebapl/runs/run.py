@@ -16,6 +16,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 
+from rebapl.backbones import DualEncoder
 from rebapl.backbones.features import FOLDER, features_kept_in
 from rebapl.data.catalogue import is_own
 from rebapl.data.folds import ALL
@@ -35,23 +36,22 @@ from rebapl.files import alone_in, finish_replacement, is_leftover, remove_lefto
 from rebapl.posterior import Posterior, load_posterior, save_posterior
 from rebapl.posterior.storage import is_stored
 from rebapl.posterior.views import check_views
-from rebapl.runs.config import RunConfig, hash_of, with_full_paths
+from rebapl.runs.config import INDEPENDENT, RunConfig, hash_of, with_full_paths
 from rebapl.runs.engine import Engine, LocalEngine
 from rebapl.runs.folder import (
     CHECKPOINT,
+    CONFIG,
     CYCLES,
     DATA,
     ENVIRONMENT,
     ERROR,
     LOG,
     POSTERIOR,
-    cycle_file,
     cycle_folder,
     is_finished,
     is_trained,
     missing_parts,
     read_config,
-    read_cycles,
     read_environment,
     refuse_other_run,
     run_folder,
@@ -70,8 +70,8 @@ from rebapl.runs.machine import (
 from rebapl.runs.results import RESULTS, RunResult, Seconds, read_result, write_result
 from rebapl.sampling import Inference
 from rebapl.training import Progress, Training
-from rebapl.training.checkpoint import checkpoints_at, save_checkpoint
-from rebapl.training.log import check_trackers, tracked
+from rebapl.training.checkpoint import checkpoints_at
+from rebapl.training.log import Tracker, check_trackers, read_log, track_rows, tracked, write_log
 
 
 def run(
@@ -84,7 +84,6 @@ def run(
     device: str | None = None,
     progress: Progress | None = None,
     wait: bool = False,
-    cycle: int | None = None,
     track: Sequence[str] = (),
 ) -> Path:
     """Train a run and, unless `score` is false, score it, and return its folder. Steps that are done are skipped.
@@ -93,15 +92,12 @@ def run(
     configuration is refused. Runs that train in the same way share a folder: the two transfer protocols train once, and
     each scores its own targets. `root` is the folder of data sets. If another process works in the folder, an error is
     raised; with `wait`, this function waits for that process instead. `track` names the trackers that receive the
-    values of the training and the scores (see `Tracker`).
-
-    If `cycle` is given, only this cycle is sampled, in a folder below that of the run, and a later call without `cycle`
-    uses its samples. The cycle must not depend on the others, see `Inference.independent_cycles`.
+    values of the training and the scores (see `Tracker`). A run whose cycles were all sampled by jobs of their own (see
+    `cycle_jobs`) takes these samples.
     """
-    out = out or run_folder(config, runs)
-    folder = out if cycle is None else cycle_folder(out, cycle)
-    Job(folder, config, root, score, wait, cycle, tuple(track)).do(best_device(device), progress)
-    return out
+    job = Job.of(config, runs, out=out, root=root, score=score, wait=wait, track=tuple(track))
+    job.do(best_device(device), progress)
+    return job.folder
 
 
 def _has_unneeded_files(out: Path) -> bool:
@@ -240,8 +236,7 @@ AnyJob = TypeVar("AnyJob", bound="Job")
 class Job(Work):
     """A run as a job for an engine: its folder, its configuration and, as `root`, the folder of data sets.
 
-    `score`, `wait`, `cycle` and `track` are those of `run`. The folder of a job that samples one cycle lies below that
-    of the run, see `cycle_jobs`.
+    `score`, `wait` and `track` are those of `run`.
 
     >>> job = Job.of(RunConfig("digits", "coop", backbone="mini"), Path("runs"))
     >>> Work.from_json(job.as_json()) == job
@@ -252,7 +247,6 @@ class Job(Work):
     root: Path | None = None
     score: bool = True
     wait: bool = True
-    cycle: int | None = None
     track: tuple[str, ...] = ()
     noun: ClassVar[str] = "run"
     unit: ClassVar[str] = "step"
@@ -267,17 +261,14 @@ class Job(Work):
         return dataclasses.replace(super().absolute(), config=with_full_paths(self.config))
 
     @property
-    def run_folder(self) -> Path:
-        """The folder of the run. The folder of a job that samples one cycle lies below it."""
-        return self.folder if self.cycle is None else self.folder.parents[1]
-
-    @property
     def name(self) -> str:
-        """The name of the run's folder with the cycle, or the name of the learned data with the held-out fold."""
-        fold, folder = self.config.fold, self.run_folder
+        """The name of the run's folder; for a cycle or a fold of another run, it begins with the name of that run."""
+        fold, folder = self.config.fold, self.folder
         if fold not in (None, ALL):
             return printable(f"{folder.parents[1].name} without {f'part {fold}' if '/' in fold else 'test images'}")
-        return printable(folder.name) + ("" if self.cycle is None else f", cycle {self.cycle + 1}")
+        if self.config.cycle is not None and folder.parent.name == CYCLES:
+            return printable(f"{folder.parents[1].name}, cycle {self.config.cycle + 1}")
+        return printable(folder.name)
 
     @property
     def kept_in(self) -> Path:
@@ -286,32 +277,28 @@ class Job(Work):
 
     def is_done(self) -> bool:
         """Whether the folder has everything that the job makes."""
-        if self.cycle is not None or not self.score:
-            done = is_trained(self.config, self.run_folder, self.cycle)
-        else:
-            done = is_finished(self.config, self.folder)
-        return done and (self.cycle is not None or not _has_unneeded_files(self.folder))
+        done = is_finished(self.config, self.folder) if self.score else is_trained(self.config, self.folder)
+        return done and not _has_unneeded_files(self.folder)
 
     def do(self, device: str, progress: Progress | None) -> None:
-        """Train and score the run, or sample the cycle. Steps that are done are skipped."""
+        """Train and score the run. Steps that are done are skipped."""
         check_trackers(self.track)
-        config, out, task, posterior = self.config, self.run_folder, None, None
+        config, out, task, posterior = self.config, self.folder, None, None
         if not self.is_done():
-            if not is_trained(config, out, self.cycle):
+            if not is_trained(config, out):
                 task = config.task(self.root, keep_split=True)
                 if config.corruptions:
                     check_corruptible(task)
                 for name in config.outside:
                     outside_part(name, task, self.root)  # refuses an unknown name before the training
-            if task is not None or (self.cycle is None and _has_unneeded_files(out)):
-                with _locked(self.folder, wait=self.wait):
-                    if task is not None and not is_trained(config, out, self.cycle):
+            if task is not None or _has_unneeded_files(out):
+                with _locked(out, wait=self.wait):
+                    if task is not None and not is_trained(config, out):
                         posterior = self._train(task, device, progress)
-                    if self.cycle is None:
-                        for path in checkpoints_at(out / CHECKPOINT):
-                            path.unlink(missing_ok=True)
-                        shutil.rmtree(out / CYCLES, ignore_errors=True)
-            if self.score and self.cycle is None:
+                    for path in checkpoints_at(out / CHECKPOINT):
+                        path.unlink(missing_ok=True)
+                    shutil.rmtree(out / CYCLES, ignore_errors=True)
+            if self.score:
                 evaluate_run(
                     out,
                     root=self.root,
@@ -323,36 +310,36 @@ class Job(Work):
                     wait=self.wait,
                     track=self.track,
                 )
-        if self.cycle is None:
-            (out / ERROR).unlink(missing_ok=True)
+        (out / ERROR).unlink(missing_ok=True)
 
-    def _train(self, task: Task, device: str, progress: Progress | None) -> Posterior | None:
-        """Train the run, store its posterior and return it; or sample and store one cycle. The folder is locked.
+    def _train(self, task: Task, device: str, progress: Progress | None) -> Posterior:
+        """Train the run, or take the samples of its cycles; store the posterior and return it. The folder is locked.
 
         The number of threads is the one with which the run was started, as stored in its environment.
         """
-        config, out = self.config, self.run_folder
+        config, out = self.config, self.folder
         resolved, encoder = config.resolved(), kept_backbone(config.backbone_name, device)
         name, threads = hash_of(resolved.settings), read_environment(out).get("threads", torch.get_num_threads())
         about = {"name": encoder.name, "revision": encoder.revision, "sha256": encoder.fingerprint}
         surroundings = {"run": name, **environment(device), "threads": threads, "backbone": about}
+        cycles = self._sampled_cycles()
         with computing_with(threads):
-            training = Training(task, encoder, resolved.training, config.seed, features=out.parent / FOLDER)
+            training = None
+            if not cycles:
+                training = Training(task, encoder, resolved.training, config.seed, features=out.parent / FOLDER)
             write_config(config, resolved, out)
             write_json(out / ENVIRONMENT, surroundings)
             if is_own(config.data) and task.dataset.features is None and not (out / DATA).exists():
                 write_json(out / DATA, recorded_images(task.dataset, task.train.items))
-            if self.cycle is not None:
-                state = training.run_cycle(self.cycle, self.folder / CHECKPOINT, progress, self.folder / LOG, name=name)
-                save_checkpoint(state, cycle_file(out, self.cycle))
-                shutil.rmtree(self.folder, ignore_errors=True)
-                return None
-            cycles = read_cycles(out)
             with tracked(self.track, out, resolved.settings) as tracker:
-                posterior = training.run(
-                    out / CHECKPOINT, progress, out / LOG, name=name, tracker=tracker, cycles=cycles
-                )
-            surroundings |= {"training_seconds": training.seconds, "peak_memory": peak_memory(device)}
+                if training is None:
+                    posterior, seconds = _joined(cycles, encoder, out / LOG, tracker)
+                else:
+                    posterior = training.run(
+                        out / CHECKPOINT, progress, out / LOG, name=name, tracker=tracker, cycle=config.cycle
+                    )
+                    seconds = training.seconds
+            surroundings |= {"training_seconds": seconds, "peak_memory": peak_memory(device)}
             if (out / LOG).exists():  # a method that learns nothing has no log
                 surroundings["files"] = {LOG: sha256(out / LOG)}
             write_json(out / ENVIRONMENT, surroundings)
@@ -360,18 +347,26 @@ class Job(Work):
         save_posterior(posterior, out / POSTERIOR)
         return posterior
 
+    def _sampled_cycles(self) -> list[Path]:
+        """The folders of the runs that each sampled one cycle of this run; empty unless all cycles are sampled."""
+        inference = self.config.resolved().training.inference
+        count = 0 if inference is None or self.config.cycle is not None else inference.independent_cycles
+        folders = {cycle_folder(self.folder, cycle): self.config.changed(cycle=cycle) for cycle in range(count)}
+        sampled = all((folder / CONFIG).exists() and is_trained(config, folder) for folder, config in folders.items())
+        return list(folders) if sampled else []
+
     @functools.cached_property
     def _inference(self) -> Inference | None:
-        """The inference of the run; None for a job that samples one cycle, and where the settings are wrong.
+        """The inference of the run; None for a run of one cycle, and where the settings are wrong.
 
         Wrong settings are reported when the job is attempted.
         """
         with contextlib.suppress(UserError):
-            return self.config.resolved().training.inference if self.cycle is None else None
+            return self.config.resolved().training.inference if self.config.cycle is None else None
         return None
 
     def phase(self, done: int, total: int) -> str:
-        """The cycle that a run has reached, in words. Empty if it has one cycle or the job samples only one.
+        """The cycle that a run has reached, in words. Empty if it samples only one.
 
         >>> five = Job.of(RunConfig("digits", "coop", "ensemble", inference_settings={"cycles": 5}), Path("runs"))
         >>> five.phase(45, 100), five.phase(100, 100)
@@ -390,24 +385,43 @@ class Job(Work):
         if bad_input:  # the run itself did not fail, and another process may be working in the folder
             return None
         try:
-            is_trained(self.config, self.run_folder)
+            is_trained(self.config, self.folder)
         except (UserError, OSError):
             return None
-        return self.run_folder / ERROR
+        return self.folder / ERROR
+
+
+def _joined(
+    cycles: Sequence[Path], encoder: DualEncoder, log: Path, tracker: Tracker | None
+) -> tuple[Posterior, float]:
+    """The posterior with the samples of all cycles, each a run in its folder, and the seconds that they took.
+
+    The rows of their logs are written to the file `log`, and the tracker receives them.
+    """
+    posteriors = [load_posterior(folder, encoder) for folder in cycles]
+    samples = {name: torch.cat([each.samples[name] for each in posteriors]) for name in posteriors[0].samples}
+    count = sum(map(len, posteriors))
+    posterior = dataclasses.replace(posteriors[0], samples=samples, weights=torch.full((count,), 1 / count))
+    rows = [row for folder in cycles for row in read_log(folder / LOG)]
+    write_log(log, rows)
+    if tracker is not None:
+        track_rows(tracker, rows)
+    return posterior, sum(read_environment(folder)["training_seconds"] for folder in cycles)
 
 
 def cycle_jobs(job: Job) -> list[Job]:
-    """A job for each cycle of a run. Runs with a single cycle, or whose cycles depend on one another, are refused."""
+    """A job for each cycle of a run, which is a run in a folder below that of the whole run.
+
+    Runs with a single cycle, or whose cycles depend on one another, are refused.
+    """
     inference = job.config.resolved().training.inference
     count = 1 if inference is None else inference.independent_cycles
     if count == 1:
-        raise UserError(
-            "--cycles-apart is for several cycles that do not depend on one another: cold restarts (such as those of "
-            "`ensemble`, or inference.restart=cold), no repulsion and no adaptive end"
-        )
+        raise UserError(f"--cycles-apart is for several cycles that do not depend on one another: {INDEPENDENT}")
+    parts = {cycle_folder(job.folder, cycle): job.config.changed(cycle=cycle) for cycle in range(count)}
     return [
-        dataclasses.replace(job, folder=cycle_folder(job.folder, cycle), cycle=cycle, score=False)
-        for cycle in range(count)
+        dataclasses.replace(job, folder=folder, config=config, score=False, track=())
+        for folder, config in parts.items()
     ]
 
 
