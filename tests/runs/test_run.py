@@ -1,10 +1,12 @@
 """A run in its folder: finished work is kept, interrupted work continues, another configuration is refused."""
 
+import contextlib
 import gc
 import json
 import multiprocessing
 import shutil
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -160,8 +162,8 @@ def test_a_finished_run_is_neither_trained_nor_scored_again(tmp_path: Path, monk
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("worked again")
 
-    monkeypatch.setattr(Job, "_train", refuse)
-    monkeypatch.setattr(runs_module, "evaluate_run", refuse)
+    monkeypatch.setattr(Job, "_begin", refuse)
+    monkeypatch.setattr(runs_module, "_score", refuse)
     assert run(CONFIG, runs=tmp_path, device="cpu") == out
 
 
@@ -193,18 +195,34 @@ def test_a_run_that_was_just_trained_is_scored_as_one_that_is_read(
     assert read.samples > 1 or inference is None
 
 
-def test_a_posterior_that_was_changed_meanwhile_is_read_from_its_folder(tmp_path: Path, nano: Path) -> None:
+def test_scores_of_weights_that_were_changed_in_the_folder_are_not_kept(tmp_path: Path, nano: Path) -> None:
     config = CONFIG.changed(method="coop", inference="ensemble", backbone=str(nano), epochs=1, test_images=5)
     config, out = config.changed(inference_settings={"cycles": 2}), tmp_path / "x"
-    run(config, out, device="cpu", score=False)
-    posterior = load_posterior(out)
+    run(config, out, device="cpu")
     weights = torch.tensor([0.25, 0.75])
-    save_posterior(posterior.with_weights(weights), out / "posterior")  # as another process may do
-    result = evaluate_run(out, device="cpu", posterior=posterior)
+    save_posterior(load_posterior(out).with_weights(weights), out / "posterior")
+    run(config.changed(outside=("novel",)), out, device="cpu")
+    result = read_result(out)
     assert result.weights == weights.tolist()
-    shutil.rmtree(out / "posterior")
-    with pytest.raises(UserError, match="is not trained yet"):
-        evaluate_run(out, device="cpu", posterior=posterior)
+    assert list(result.parts) == ["base", "novel"]
+    assert result == evaluate_run(out, device="cpu", config=config.changed(outside=("novel",))).changed(
+        seconds=result.seconds
+    )
+
+
+def test_a_run_is_trained_and_scored_under_one_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other process can change the posterior in between."""
+    held: list[Path] = []
+
+    @contextlib.contextmanager
+    def counted(folder: Path, *, wait: bool) -> Iterator[None]:
+        held.append(folder)
+        with alone_in(folder, wait=wait):
+            yield
+
+    monkeypatch.setattr(runs_module, "alone_in", counted)
+    run(CONFIG, tmp_path / "x", device="cpu")
+    assert held == [tmp_path / "x"]
 
 
 def test_what_a_training_kept_is_free_before_its_run_is_scored(
@@ -364,3 +382,9 @@ def test_a_changed_record_of_the_images_is_one_line(tmp_path: Path, content: str
     (out / "data.json").write_text(content)
     with pytest.raises(UserError, match=r"data.json is damaged"):
         run(config, out, device="cpu", score=False)
+
+
+def test_a_run_on_every_image_is_not_trained_to_be_scored(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there are none left to score it on"):
+        run(CONFIG.changed(protocol="few-shot", fold="all"), tmp_path / "x", device="cpu")
+    assert not (tmp_path / "x").exists()

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import shutil
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -34,7 +34,6 @@ from rebapl.evaluation.tasks import (
 )
 from rebapl.files import alone_in, finish_replacement, is_leftover, remove_leftovers, sha256, write_json
 from rebapl.posterior import Posterior, load_posterior, save_posterior
-from rebapl.posterior.storage import is_stored
 from rebapl.posterior.views import check_views
 from rebapl.runs.config import INDEPENDENT, RunConfig, hash_of, with_full_paths
 from rebapl.runs.engine import Engine, LocalEngine
@@ -107,12 +106,18 @@ def _has_unneeded_files(out: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _locked(out: Path, *, wait: bool) -> Iterator[None]:
-    """Hold the lock of a run's folder (see `alone_in`), and repair what a killed process has left there."""
+def _at_work(out: Path, *, wait: bool) -> Iterator[None]:
+    """Hold the lock of a run's folder (see `alone_in`), and repair what a killed process has left there.
+
+    Meanwhile the number of threads is the one with which the run was started, as stored in its environment, and
+    features of images are stored in the folder of runs, where runs with the same images and backbone find them (see
+    `features_of`).
+    """
     with alone_in(out, wait=wait):
         finish_replacement(out / POSTERIOR)
         remove_leftovers(out)
-        yield
+        with computing_with(read_environment(out).get("threads")), features_kept_in(out.parent / FOLDER):
+            yield
 
 
 def evaluate_run(
@@ -121,22 +126,16 @@ def evaluate_run(
     root: Path | None = None,
     device: str | None = None,
     config: RunConfig | None = None,
-    posterior: Posterior | None = None,
-    task: Task | None = None,
     fits: Mapping[str, Mapping[str, Any]] | None = None,
     undo: Collection[str] = (),
     views: int | None = None,
-    only_missing: bool = False,
     progress: Predicted | None = None,
-    wait: bool = False,
     track: Sequence[str] = (),
 ) -> RunResult:
     """Score a trained run, store the result in `results.json` and return it.
 
     `config` is a configuration with the same training that requests other test parts (see `scored_as`). Their scores
-    are added to the stored ones. With `only_missing`, parts that have scores are skipped. `posterior` and `task` are
-    those of a run that was just trained, so that they need not be loaded; a posterior that differs from the one in the
-    folder is replaced by that one.
+    are added to the stored ones.
 
     Three arguments change the stored posterior before it is scored. `undo` removes the fitted `weights` or the fitted
     `temperature`, `fits` names what is fitted on the run's validation images (see `fit_on_validation`), and `views` is
@@ -144,16 +143,23 @@ def evaluate_run(
     other parts, outside images and corruptions are kept, unless the answers change with the weights, the temperature or
     the views.
 
-    `progress` is called as the images of the test parts are predicted. `wait` and `track` are as in `run`. Features of
-    test images are stored in the folder of runs, where runs with the same images and backbone find them (see
-    `features_of`).
+    `progress` is called as the images of the test parts are predicted, and `track` is as in `run`.
     """
     check_trackers(track)
-    written = read_config(out)
+    written, fits = read_config(out), fits or {}
     config = written if config is None else config
-    corruptions, fits = config.corruptions_by_severity(), fits or {}
     if both := [name for name in fits if name in undo]:
         raise UserError(f"{both[0]}: either fitted (--fit-{both[0]}) or taken back: give one of them")
+    _refuse_unscorable(config, out)
+    # Data and backbone may have moved, and defaults may have changed: both configurations are resolved with today's.
+    refuse_other_run(config, out, written.changed(data=config.data, backbone=config.backbone).resolved().settings)
+    with _at_work(out, wait=False), tracked(track, out, stored_settings(out)) as tracker:
+        return _score(out, config, best_device(device), root, tracker, fits, undo, views, progress=progress)
+
+
+def _refuse_unscorable(config: RunConfig, out: Path) -> None:
+    """Refuse a run that has no images to be scored on, or whose images are not where they were."""
+    config.corruptions_by_severity()  # refuses unknown names
     if config.fold == ALL:
         raise UserError(
             f"{out} was learned from every image of its data, so there are none left to score it on; "
@@ -164,72 +170,86 @@ def evaluate_run(
             f"{out} was trained on {config.data}, which is not there: if it has moved, say where with --data; "
             "if a plugin registers it, name that (rebapl --plugin MODULE evaluate …)"
         )
-    # Data and backbone may have moved, and defaults may have changed: both configurations are resolved with today's.
-    refuse_other_run(config, out, written.changed(data=config.data, backbone=config.backbone).resolved().settings)
-    threads, settings = read_environment(out).get("threads"), stored_settings(out)
-    with (
-        _locked(out, wait=wait),
-        computing_with(threads),
-        features_kept_in(out.parent / FOLDER),
-        tracked(track, out, settings) as tracker,
-    ):
-        stored = read_result(out) if (out / RESULTS).exists() else RunResult(parts={})
-        parts = missing_parts(stored, config) if only_missing else config.parts()
-        outside = [name for name in config.outside if not (only_missing and name in stored.outside)]
-        corruptions = stored.lacking(corruptions) if only_missing else corruptions
-        if not parts and not outside and not corruptions:
-            return stored
-        device = best_device(device)
-        if posterior is None or not is_stored(posterior, out / POSTERIOR):  # another process has fitted it
-            posterior = load_posterior(out, kept_backbone(config.backbone_name, device), device)
-        task, start = task or config.task(root), time.perf_counter()
-        before = posterior
-        if views is not None:
-            check_views(views, pixels=task.dataset.features is None)
-            posterior = posterior.with_views(views)
-        if "weights" in undo:
-            posterior = posterior.with_uniform_weights()
-        if "temperature" in undo:
-            posterior = posterior.with_temperature(1)
-        posterior = fit_on_validation(posterior, task, fits)
-        if not posterior.answers_as(before):
-            (out / RESULTS).unlink(missing_ok=True)  # these scores belong to other answers
-            stored = RunResult(parts={})
-        if posterior is not before:
-            save_posterior(posterior, out / POSTERIOR)
-        outside_scores = score_outside(posterior, task, outside, root) if outside else {}
-        by_corruption: dict[str, Mapping[str, object]] = {**stored.corruptions}
-        if corruptions:
-            for name, by_severity in score_corruptions(posterior, task, corruptions, progress).items():
-                by_corruption[name] = {**by_corruption.get(name, {}), **by_severity}
-        diversity = stored.diversity
-        if len(posterior) > 1 and not (only_missing and diversity):
-            diversity = diversity_on_test(posterior, task)
-        names = dict.fromkeys([*stored.protocols.get(config.protocol, []), *config.parts()])
-        result = stored.changed(
-            parts={**stored.parts, **evaluate(posterior, task, parts, progress)},
-            protocols={**stored.protocols, config.protocol: list(names)},
-            diversity=diversity,
-            outside={**stored.outside, **outside_scores},
-            corruptions=by_corruption,
-            samples=len(posterior),
-            weights=posterior.weights.tolist(),
-            views=posterior.views,
-            temperature=1.0 if posterior.temperature is None else posterior.temperature.value,
-            device=device_name(device),
-            run=hash_of(settings),
-        )
-        earlier = (stored.seconds.evaluation or 0.0) if only_missing else 0.0
-        seconds = time.perf_counter() - start + earlier
-        training_seconds = read_environment(out).get("training_seconds")
-        result = result.changed(seconds=Seconds(training=training_seconds, evaluation=seconds))
-        write_result(out, result)
-        if tracker is not None:
-            tracker.scores(result.numbers())
+
+
+def _score(
+    out: Path,
+    config: RunConfig,
+    device: str,
+    root: Path | None,
+    tracker: Tracker | None,
+    fits: Mapping[str, Mapping[str, Any]],
+    undo: Collection[str] = (),
+    views: int | None = None,
+    *,
+    trained: tuple[Posterior, Task] | None = None,
+    only_missing: bool = False,
+    progress: Predicted | None = None,
+) -> RunResult:
+    """Do what `evaluate_run` describes. The folder is locked.
+
+    `trained` are the posterior and the task of a run that was just trained, so that they need not be loaded. With
+    `only_missing`, parts that have scores are skipped.
+    """
+    stored = read_result(out) if (out / RESULTS).exists() else RunResult(parts={})
+    if only_missing and is_finished(config, out):
+        return stored
+    if trained is None:
+        encoder = kept_backbone(config.backbone_name, device)
+        trained = load_posterior(out, encoder, device), config.task(root)
+    (before, task), start = trained, time.perf_counter()
+    posterior = before
+    if views is not None:
+        check_views(views, pixels=task.dataset.features is None)
+        posterior = posterior.with_views(views)
+    if "weights" in undo:
+        posterior = posterior.with_uniform_weights()
+    if "temperature" in undo:
+        posterior = posterior.with_temperature(1)
+    posterior = fit_on_validation(posterior, task, fits)
+    weights, temperature = posterior.weights.tolist(), posterior.temperature and posterior.temperature.value
+    answers_by = {"weights": weights, "views": posterior.views, "temperature": temperature or 1.0}
+    if any(getattr(stored, name) != value for name, value in answers_by.items()):
+        (out / RESULTS).unlink(missing_ok=True)  # these scores belong to other answers
+        stored = RunResult(parts={})
+    if posterior is not before:
+        save_posterior(posterior, out / POSTERIOR)
+    parts, outside, corruptions = config.parts(), config.outside, config.corruptions_by_severity()
+    if only_missing:
+        parts, corruptions = missing_parts(stored, config), stored.lacking(corruptions)
+        outside = tuple(name for name in outside if name not in stored.outside)
+    outside_scores = score_outside(posterior, task, outside, root) if outside else {}
+    by_corruption: dict[str, Mapping[str, object]] = {**stored.corruptions}
+    if corruptions:
+        for name, by_severity in score_corruptions(posterior, task, corruptions, progress).items():
+            by_corruption[name] = {**by_corruption.get(name, {}), **by_severity}
+    diversity = stored.diversity
+    if len(posterior) > 1 and not (only_missing and diversity):
+        diversity = diversity_on_test(posterior, task)
+    names = dict.fromkeys([*stored.protocols.get(config.protocol, []), *config.parts()])
+    earlier = (stored.seconds.evaluation or 0.0) if only_missing else 0.0
+    result = stored.changed(
+        **answers_by,
+        parts={**stored.parts, **evaluate(posterior, task, parts, progress)},
+        protocols={**stored.protocols, config.protocol: list(names)},
+        diversity=diversity,
+        outside={**stored.outside, **outside_scores},
+        corruptions=by_corruption,
+        samples=len(posterior),
+        device=device_name(device),
+        run=hash_of(stored_settings(out)),
+    )
+    seconds = time.perf_counter() - start + earlier
+    result = result.changed(seconds=Seconds(training=read_environment(out).get("training_seconds"), evaluation=seconds))
+    write_result(out, result)
+    if tracker is not None:
+        tracker.scores(result.numbers())
     return result
 
 
 AnyJob = TypeVar("AnyJob", bound="Job")
+Train = Callable[[Tracker | None], tuple[Posterior, float]]
+"""A training that is ready to begin. It returns the posterior, and the seconds that it took."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -281,9 +301,9 @@ class Job(Work):
         return done and not _has_unneeded_files(self.folder)
 
     def do(self, device: str, progress: Progress | None) -> None:
-        """Train and score the run. Steps that are done are skipped."""
+        """Train and score the run. Steps that are done are skipped. Bad input is refused before the folder exists."""
         check_trackers(self.track)
-        config, out, task, posterior = self.config, self.folder, None, None
+        config, out, task, train = self.config, self.folder, None, None
         if not self.is_done():
             if not is_trained(config, out):
                 task = config.task(self.root, keep_split=True)
@@ -291,60 +311,58 @@ class Job(Work):
                     check_corruptible(task)
                 for name in config.outside:
                     outside_part(name, task, self.root)  # refuses an unknown name before the training
-            if task is not None or _has_unneeded_files(out):
-                with _locked(out, wait=self.wait):
-                    if task is not None and not is_trained(config, out):
-                        posterior = self._train(task, device, progress)
+            if self.score:
+                _refuse_unscorable(config, out)
+            with _at_work(out, wait=self.wait):
+                if task is not None and not is_trained(config, out):
+                    train = self._begin(task, device, progress)
+                with tracked(self.track, out, stored_settings(out)) as tracker:
+                    trained = None if train is None or task is None else (self._train(train, device, tracker), task)
+                    del train  # frees the GPU memory of the training
                     for path in checkpoints_at(out / CHECKPOINT):
                         path.unlink(missing_ok=True)
                     shutil.rmtree(out / CYCLES, ignore_errors=True)
-            if self.score:
-                evaluate_run(
-                    out,
-                    root=self.root,
-                    device=device,
-                    config=config,
-                    posterior=posterior,
-                    task=task,
-                    only_missing=True,
-                    wait=self.wait,
-                    track=self.track,
-                )
+                    if self.score:
+                        _score(out, config, device, self.root, tracker, {}, trained=trained, only_missing=True)
         (out / ERROR).unlink(missing_ok=True)
 
-    def _train(self, task: Task, device: str, progress: Progress | None) -> Posterior:
-        """Train the run, or take the samples of its cycles; store the posterior and return it. The folder is locked.
+    def _begin(self, task: Task, device: str, progress: Progress | None) -> Train:
+        """Build what the training needs, which refuses bad input; then write the first files, and return the training.
 
-        The number of threads is the one with which the run was started, as stored in its environment.
+        If all cycles were sampled by runs of their own, it is these that are joined. The folder is locked.
         """
         config, out = self.config, self.folder
         resolved, encoder = config.resolved(), kept_backbone(config.backbone_name, device)
-        name, threads = hash_of(resolved.settings), read_environment(out).get("threads", torch.get_num_threads())
+        train: Train
+        if cycles := self._sampled_cycles():
+            train = functools.partial(_join, cycles, encoder, out / LOG)
+        else:
+            training, name = Training(task, encoder, resolved.training, config.seed), hash_of(resolved.settings)
+
+            def train(tracker: Tracker | None) -> tuple[Posterior, float]:
+                posterior = training.run(
+                    out / CHECKPOINT, progress, out / LOG, name=name, tracker=tracker, cycle=config.cycle
+                )
+                return posterior, training.seconds
+
+        write_config(config, resolved, out)
         about = {"name": encoder.name, "revision": encoder.revision, "sha256": encoder.fingerprint}
-        surroundings = {"run": name, **environment(device), "threads": threads, "backbone": about}
-        cycles = self._sampled_cycles()
-        with computing_with(threads):
-            training = None
-            if not cycles:
-                training = Training(task, encoder, resolved.training, config.seed, features=out.parent / FOLDER)
-            write_config(config, resolved, out)
-            write_json(out / ENVIRONMENT, surroundings)
-            if is_own(config.data) and task.dataset.features is None and not (out / DATA).exists():
-                write_json(out / DATA, recorded_images(task.dataset, task.train.items))
-            with tracked(self.track, out, resolved.settings) as tracker:
-                if training is None:
-                    posterior, seconds = _joined(cycles, encoder, out / LOG, tracker)
-                else:
-                    posterior = training.run(
-                        out / CHECKPOINT, progress, out / LOG, name=name, tracker=tracker, cycle=config.cycle
-                    )
-                    seconds = training.seconds
-            surroundings |= {"training_seconds": seconds, "peak_memory": peak_memory(device)}
-            if (out / LOG).exists():  # a method that learns nothing has no log
-                surroundings["files"] = {LOG: sha256(out / LOG)}
-            write_json(out / ENVIRONMENT, surroundings)
-            del training  # frees its GPU memory, even while something still refers to this frame
-        save_posterior(posterior, out / POSTERIOR)
+        surroundings = {"run": hash_of(resolved.settings), **environment(device), "backbone": about}
+        threads = read_environment(out).get("threads", torch.get_num_threads())
+        write_json(out / ENVIRONMENT, {**surroundings, "threads": threads})
+        if is_own(config.data) and task.dataset.features is None and not (out / DATA).exists():
+            write_json(out / DATA, recorded_images(task.dataset, task.train.items))
+        return train
+
+    def _train(self, train: Train, device: str, tracker: Tracker | None) -> Posterior:
+        """Train, store the posterior and return it. The folder is locked."""
+        posterior, seconds = train(tracker)
+        more: dict[str, Any] = {"training_seconds": seconds, "peak_memory": peak_memory(device)}
+        log = self.folder / LOG
+        if log.exists():  # a method that learns nothing has no log
+            more["files"] = {LOG: sha256(log)}
+        write_json(self.folder / ENVIRONMENT, {**read_environment(self.folder), **more})
+        save_posterior(posterior, self.folder / POSTERIOR)
         return posterior
 
     def _sampled_cycles(self) -> list[Path]:
@@ -391,9 +409,7 @@ class Job(Work):
         return self.folder / ERROR
 
 
-def _joined(
-    cycles: Sequence[Path], encoder: DualEncoder, log: Path, tracker: Tracker | None
-) -> tuple[Posterior, float]:
+def _join(cycles: Sequence[Path], encoder: DualEncoder, log: Path, tracker: Tracker | None) -> tuple[Posterior, float]:
     """The posterior with the samples of all cycles, each a run in its folder, and the seconds that they took.
 
     The rows of their logs are written to the file `log`, and the tracker receives them.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rebapl.backbones import DualEncoder, load_backbone
-from rebapl.backbones.features import features_kept_in, features_of
+from rebapl.backbones.features import features_of
 from rebapl.data.batches import FeatureBatches, LabelledImages, TrainBatches
 from rebapl.data.dataset import Dataset
 from rebapl.data.own_images import ImageLike, dataset_of
@@ -37,9 +37,7 @@ from rebapl.training.resolution import ResolvedTraining, default_backbone, resol
 class Training:
     """One training. The constructor checks and builds everything that it needs, and `run` does the work.
 
-    If a `learner` is given, it is trained as it is. Otherwise a new learner of the resolved method is built. If the
-    folder `features` is given, the features from which a head learns are stored there, and read from there the next
-    time.
+    If a `learner` is given, it is trained as it is. Otherwise a new learner of the resolved method is built.
     """
 
     def __init__(
@@ -49,7 +47,6 @@ class Training:
         resolved: ResolvedTraining,
         seed: int,
         learner: Learner[Any] | None = None,
-        features: Path | None = None,
     ) -> None:
         self.learner = learner or build_learner(
             resolved.method,
@@ -76,8 +73,7 @@ class Training:
             check_features(self.learner, task.dataset.features)
             check_views(1 if resolved.inference is None else resolved.inference.views, pixels=False)
         if self.learner.learns_from_features or task.dataset.features is not None:
-            with features_kept_in(features):
-                of_images = features_of(encoder, data).to(encoder.device)
+            of_images = features_of(encoder, data).to(encoder.device)
             examples = self.learner.see(of_images, data.labels.to(encoder.device))
             if resolved.draws is not None:
                 assert isinstance(self.learner, Conjugate)
