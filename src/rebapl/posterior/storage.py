@@ -251,17 +251,6 @@ def one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-def is_stored(posterior: Posterior, folder: Path) -> bool:
-    """Whether a folder holds this posterior as `save_posterior` writes it.
-
-    Only `posterior.json` is compared, with its weights and thresholds, and not the samples, which never change.
-    """
-    if not (folder / MANIFEST).is_file():
-        return False
-    stored = read_json(folder / MANIFEST, "a posterior")
-    return bool(_manifest(posterior, str(stored.get("samples_sha256")))["sha256"] == stored.get("sha256"))
-
-
 def read_manifest(folder: Path) -> Manifest:
     """Read `posterior.json`. It is refused if it has another format, if it was edited, or if an entry is wrong."""
     path = folder / MANIFEST
