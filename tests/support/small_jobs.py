@@ -1,6 +1,5 @@
 """Jobs that take about a second, and their results."""
 
-import dataclasses
 import json
 import os
 import signal
@@ -38,7 +37,6 @@ def made(folder: Path) -> tuple[dict[str, Any], bytes]:
     return scores(folder), (folder / "posterior" / "samples.safetensors").read_bytes()
 
 
-@dataclasses.dataclass(frozen=True)
 class StruckJob(Job):
     """A run whose process sends itself a signal during its first `deaths` attempts.
 
@@ -53,7 +51,6 @@ class StruckJob(Job):
         super().do(device, _struck(self, self.deaths, self.signal, self.waits, progress))
 
 
-@dataclasses.dataclass(frozen=True)
 class StruckShard(Shard):
     """A shard whose process kills itself during its first attempt."""
 

@@ -252,7 +252,6 @@ Train = Callable[[Tracker | None], tuple[Posterior, float]]
 """A training that is ready to begin. It returns the posterior, and the seconds that it took."""
 
 
-@dataclasses.dataclass(frozen=True)
 class Job(Work):
     """A run as a job for an engine: its folder, its configuration and, as `root`, the folder of data sets.
 
@@ -274,11 +273,11 @@ class Job(Work):
     @classmethod
     def of(cls, config: RunConfig, runs: Path, *, out: Path | None = None, **more: Any) -> Job:
         """Make the job for a configuration. Its folder is `out`, or one in `runs` that is named after the settings."""
-        return cls(out or run_folder(config, runs), config, **more)
+        return cls(folder=out or run_folder(config, runs), config=config, **more)
 
     def absolute(self: AnyJob) -> AnyJob:
         """The same job with absolute paths, for a process with another working folder."""
-        return dataclasses.replace(super().absolute(), config=with_full_paths(self.config))
+        return super().absolute().model_copy(update={"config": with_full_paths(self.config)})
 
     @property
     def name(self) -> str:
@@ -436,7 +435,7 @@ def cycle_jobs(job: Job) -> list[Job]:
         raise UserError(f"--cycles-apart is for several cycles that do not depend on one another: {INDEPENDENT}")
     parts = {cycle_folder(job.folder, cycle): job.config.changed(cycle=cycle) for cycle in range(count)}
     return [
-        dataclasses.replace(job, folder=folder, config=config, score=False, track=())
+        job.model_copy(update={"folder": folder, "config": config, "score": False, "track": ()})
         for folder, config in parts.items()
     ]
 

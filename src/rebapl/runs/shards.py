@@ -120,7 +120,6 @@ class Place:
             raise UserError(f"{shown} was changed since it was written: {anew}")
 
 
-@dataclasses.dataclass(frozen=True)
 class Shard(Work):
     """The job for the `count` images in line `number` of the list of images.
 
@@ -273,7 +272,13 @@ def plan_shards(place: Place, maker: RowMaker, entries: Mapping[str, Entry], siz
     if stored != (now := {"what": place.what, **stored, **about}):
         write_json(place.about, now)
     shards = [
-        Shard(place.folder_of(number), place.about, place.form, number, maker.count(images))
+        Shard(
+            folder=place.folder_of(number),
+            about=place.about,
+            form=place.form,
+            number=number,
+            count=maker.count(images),
+        )
         for number, images in enumerate(lists)
     ]
     return ShardedWork(place, shards, len(in_file))
