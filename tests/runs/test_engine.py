@@ -67,7 +67,7 @@ def test_a_run_that_fails_is_named_and_does_not_stop_the_others(tmp_path: Path) 
 
 
 def test_no_job_at_all_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="jobs = 0"):
+    with pytest.raises(UserError, match="jobs is 0: it must be at least 1"):
         run_all([tiny()], tmp_path, engine=LocalEngine(["cpu"], 0))
 
 

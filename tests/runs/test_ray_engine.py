@@ -57,7 +57,7 @@ def cluster() -> Iterator[Any]:
 
 @pytest.fixture
 def engine(cluster: Any) -> RayEngine:
-    return RayEngine(Path(), cluster.address, gpus=0)
+    return RayEngine(address=cluster.address, gpus=0)
 
 
 def test_what_is_lost_is_done_again_and_the_results_are_those_of_the_local_engine(
@@ -121,7 +121,7 @@ def test_a_driver_that_is_killed_is_started_again_and_goes_on(cluster: Any, engi
         "import os, sys; sys.path.pop(0); from pathlib import Path; from small_jobs import jobs\n"
         "from rebapl.runs.clusters import RayEngine\n"
         "os.chdir(sys.argv[1])\n"
-        f"engine = RayEngine(Path(), {cluster.address!r}, gpus=0)\n"
+        f"engine = RayEngine(address={cluster.address!r}, gpus=0)\n"
         "for outcome in engine.run(jobs(Path(sys.argv[1]), 1, 2, 3, epochs=20)): print(outcome.state, flush=True)"
     )
     driver = subprocess.Popen(
@@ -168,14 +168,14 @@ def test_what_no_machine_has_is_refused(cluster: Any, tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=r"no machine of this Ray cluster has 1 CPUs and 4 GPUs.*the largest has 1 and 0"
     ):
-        list(RayEngine(Path(), cluster.address, gpus=4).run(jobs(tmp_path, 1)))
+        list(RayEngine(address=cluster.address, gpus=4).run(jobs(tmp_path, 1)))
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("given", [{"cpus": 0}, {"gpus": -1}, {"gpus": 1.5}, {"cpus": "many"}])
 def test_impossible_shares_are_refused(given: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"[cg]pus is"):
-        RayEngine(Path(), **given)
+        RayEngine(**given)
 
 
 def test_a_run_travels_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +183,7 @@ def test_a_run_travels_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("REBAPL_DATA", "data")
     (job,) = jobs(Path("runs"), 1)
-    text = RayEngine(Path(), cpus=2).text(job)
+    text = RayEngine(cpus=2).text(job)
     assert str(tmp_path / "runs") in text
     assert str(tmp_path / "data") in text
     assert '"threads": 2' in text
