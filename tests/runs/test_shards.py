@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -156,21 +158,43 @@ def test_a_kill_while_shards_are_joined_costs_and_doubles_no_row(
 ) -> None:
     out = tmp_path / "x.jsonl"
     answer_all(run, files[:2], out)
-    work = small_work(run, files[:5], out, size=3)
+    work, replace = small_work(run, files[:5], out, size=3), Path.replace
     list(work_on(work.shards, maker_of(run, work.place)))
     work.look()
 
     def killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
+    def killed_at_the_end(path: Path, target: Path) -> Path:
+        return killed() if target == out else replace(path, target)
+
     with monkeypatch.context() as patch:
         where = {"sha256": "rebapl.runs.shards.sha256", "rmtree": "rebapl.runs.shards.shutil.rmtree"}
-        patch.setattr(where[step], killed) if step in where else patch.setattr(Path, "replace", killed)
+        patch.setattr(where[step], killed) if step in where else patch.setattr(Path, "replace", killed_at_the_end)
         with pytest.raises(KeyboardInterrupt):
             work.conclude()
     answer_all(run, files[:5], out)
     assert read(out)["image"].tolist() == [str(file) for file in files[:5]]
-    assert not (tmp_path / "x.jsonl.shards").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.jsonl", "x.jsonl.about.json"]
+
+
+def test_a_process_that_is_killed_while_it_joins_shards_leaves_no_file_beside_the_result(
+    run: Path, files: list[Path], tmp_path: Path
+) -> None:
+    work = small_work(run, files[:2], tmp_path / "x.csv", size=2)
+    list(work_on(work.shards, maker_of(run, work.place)))
+
+    def killed_while_it_joins() -> None:
+        shutil.copyfileobj = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+        work.conclude()
+
+    process = multiprocessing.get_context("fork").Process(target=killed_while_it_joins)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.csv.about.json", "x.csv.shards"]
+    answer_all(run, files[:2], tmp_path / "x.csv")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.csv", "x.csv.about.json"]
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])

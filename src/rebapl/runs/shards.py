@@ -51,7 +51,7 @@ from rebapl.runs.row_maker import Entry, RowMaker
 if TYPE_CHECKING:
     from rebapl.training import Progress
 
-IMAGES, WORK = ".images.jsonl", ".work"
+IMAGES, WORK, JOINED = ".images.jsonl", ".work", ".joined"
 
 OPEN: dict[str, Callable[[Mapping[str, Any], str], RowMaker]] = {ANSWERS: AnswerMaker.open, FEATURES: FeatureMaker.open}
 """How the maker of rows is opened on a device, by what a place holds."""
@@ -238,10 +238,12 @@ class ShardedWork:
             return
         if place.joined and self.shards:
             files = [file for shard in self.shards for file in shard.files]
-            whole = join(place.out, files, place.form, about["top"])
+            whole = place.folder / JOINED
+            join(place.out, files, place.form, about["top"], whole)
             # The checksums of the old and the new file are both stored: whenever this is stopped, the file is accepted.
             write_json(place.about, {**about, "sha256": [*about.get("sha256", ())[-1:], sha256(whole)]})
-            whole.replace(place.out)
+            with clear_refusals(place.out):
+                whole.replace(place.out)
         shutil.rmtree(place.folder if place.joined else place.folder / WORK, ignore_errors=True)
         remove_leftovers(place.folder)
 
