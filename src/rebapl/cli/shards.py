@@ -6,6 +6,7 @@ import signal
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from rebapl.cli import options
 from rebapl.errors import UserError, printable
 from rebapl.wording import number_of
 
@@ -16,8 +17,29 @@ if TYPE_CHECKING:
     from rebapl.runs.row_maker import Entry, RowMaker
     from rebapl.runs.shards import Place
 
+IN_SHARDS = "of a .csv, .jsonl or .parquet file, or of a folder: name it with --out"
+
 NAMED = 10
 """The largest number of unreadable images that are named. Further ones are only counted."""
+
+
+def workers(
+    place: Place | None, device: str | None, jobs: int | None, engine: str | None, engine_options: list[str] | None
+) -> tuple[Engine[Any] | None, list[str]]:
+    """The engine that does the shards of a place, and the devices on which this process works itself.
+
+    The engine is None if this process does the shards. It does if no option of an engine is given, and there is one
+    device or the result is one file; several devices then share its work.
+    """
+    from rebapl.runs.machine import best_device
+
+    names = options.parse_names("--device", device) or []
+    wanted = any(option is not None for option in (engine, jobs, engine_options or None))
+    if wanted and place is None:
+        raise UserError(f"--engine, --engine-option and --jobs do shards {IN_SHARDS}")
+    if place is not None and (wanted or (len(names) > 1 and not place.joined)):
+        return options.engine_of(engine or "local", place.folder, device, jobs, engine_options), ["cpu"]
+    return None, [best_device(name) for name in names] or [best_device()]
 
 
 def do_shards(
