@@ -137,6 +137,28 @@ def test_outside_images_are_scored_with_the_run_and_added_to_a_finished_one(tmp_
     assert (after.parts, after.outside["novel"]) == (before.parts, before.outside["novel"])
 
 
+def test_what_a_finished_run_is_asked_for_later_is_scored_again_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The path of a folder is absolute in the settings and in the scores, so both can be used from any folder."""
+    coloured_squares(tmp_path / "things")
+    (tmp_path / "novel").mkdir()
+    monkeypatch.chdir(tmp_path)
+    out = run(CONFIG, tmp_path / "x", device="cpu")
+    asked = CONFIG.changed(outside=("novel", "things"), corruptions=("fog@1",))
+    run(asked, out, device="cpu")
+    run(CONFIG.changed(corruptions=("fog@2",)), out, device="cpu")
+    content = json.loads((out / "config.json").read_text())
+    assert content["outside"] == ["novel", str(tmp_path / "things")]
+    assert content["corruptions"] == ["fog@1", "fog@2"]
+    assert content["resolved"] == CONFIG.resolved().settings
+    (out / "results.json").unlink()
+    monkeypatch.chdir("/")
+    again = evaluate_run(out, device="cpu")
+    assert list(again.outside) == content["outside"]
+    assert list(again.corruptions["fog"]) == ["1", "2"]
+
+
 def test_scores_of_other_answers_do_not_outlive_an_interruption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

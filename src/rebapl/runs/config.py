@@ -14,10 +14,11 @@ from pydantic import Field
 from rebapl.backbones import backbone_stamps
 from rebapl.data.catalogue import is_own, load_dataset, own_path
 from rebapl.data.dataset import Dataset
+from rebapl.data.embedded import NOISE
 from rebapl.data.features import StoredFeatures, is_features
 from rebapl.data.identity import identity
 from rebapl.data.images import files_below
-from rebapl.data.task import Task, check_fold_use, load_task, part_names
+from rebapl.data.task import Task, check_fold_use, load_task, part_names, split_of
 from rebapl.errors import UserError
 from rebapl.files import content_sha256, sha256, stamp
 from rebapl.settings import Settings, leaves
@@ -181,10 +182,26 @@ class ResolvedRun:
 
 
 def with_full_paths(config: RunConfig) -> RunConfig:
-    """The same configuration with absolute paths, so that it means the same in every working folder."""
-    paths = {"data": config.data if is_own(config.data) else "", "backbone": config.backbone_name}
-    absolute = {key: Path(path).expanduser().resolve() for key, path in paths.items() if path and path != "mini"}
-    return config.changed(**{key: str(path) for key, path in absolute.items() if path.exists()})
+    """The same configuration with absolute paths of data, backbone and outside images.
+
+    So it means the same in every working folder. A name in the catalogue, of a test part or of the data stays a name,
+    even if there is a folder of that name.
+    """
+    paths = {"data": config.data, "backbone": config.backbone_name}
+    paths = {key: path for key, path in paths.items() if (is_own(path) if key == "data" else path != "mini")}
+    absolute: dict[str, Any] = {key: full_path(path) for key, path in paths.items() if full_path(path) != path}
+    if config.outside:
+        names = (NOISE, "novel", *config.parts(), data_name(config.data))
+        absolute["outside"] = tuple(
+            name if name in names or not is_own(split_of(name)[0]) else full_path(name) for name in config.outside
+        )
+    return config.changed(**absolute)
+
+
+def full_path(name: str) -> str:
+    """The absolute path of a file or folder; a name that is no such path stays as it is."""
+    path = Path(name).expanduser().resolve()
+    return str(path) if path.exists() else name
 
 
 def hash_of(resolved: Mapping[str, Any]) -> str:

@@ -25,12 +25,15 @@ from rebapl.errors import UserError
 from rebapl.evaluation.tasks import target_settings
 from rebapl.files import content_sha256, is_leftover, read_json, sha256, write_json
 from rebapl.posterior.storage import INSIDE
-from rebapl.runs.config import ResolvedRun, RunConfig, data_name, first_difference, hash_of, with_full_paths
+from rebapl.runs.config import ResolvedRun, RunConfig, data_name, first_difference, hash_of
 from rebapl.runs.results import CONFIG, RESULTS, PartScores, RunResult, read_result
 from rebapl.settings import SettingError
 
 ENVIRONMENT, LOG, POSTERIOR, HELD_OUT = "environment.json", "log.csv", INSIDE, "held-out.csv"
 CHECKPOINT, ERROR, DATA, CYCLES = "checkpoint.safetensors", "error.txt", "data.json", "cycles"
+
+SCORED_BESIDE = ("outside", "corruptions")
+"""The settings that name images on which a run is scored beside its test parts."""
 
 ANEW = "To train anew, choose another --out or delete that folder"
 
@@ -51,10 +54,16 @@ def read_config(out: Path) -> RunConfig:
 
 def write_config(config: RunConfig, resolved: ResolvedRun, out: Path) -> None:
     """Store the configuration of a run in its folder, as the person wrote it and as it is resolved."""
-    outside = tuple(str(Path(name).resolve()) if Path(name).is_dir() else name for name in config.outside)
-    settings = with_full_paths(config).changed(outside=outside).plain()  # valid in every working folder
-    write_json(out / CONFIG, {**settings, "hash": hash_of(resolved.settings), "resolved": resolved.settings})
+    write_json(out / CONFIG, {**config.plain(), "hash": hash_of(resolved.settings), "resolved": resolved.settings})
     (out / NO_IMAGES).touch()  # so that a run stored among the photos it learns from is not read as a class
+
+
+def add_scores_to_config(config: RunConfig, out: Path) -> None:
+    """Add what a configuration scores beside the test parts to the stored configuration of the same run."""
+    content, stored = read_json(out / CONFIG, "a run"), read_config(out)
+    more = {name: [*dict.fromkeys([*getattr(stored, name), *getattr(config, name)])] for name in SCORED_BESIDE}
+    if any(more[name] != list(getattr(stored, name)) for name in SCORED_BESIDE):
+        write_json(out / CONFIG, {**content, **more})
 
 
 def stored_settings(out: Path) -> dict[str, Any]:

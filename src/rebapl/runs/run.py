@@ -12,7 +12,7 @@ import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -46,6 +46,7 @@ from rebapl.runs.folder import (
     ERROR,
     LOG,
     POSTERIOR,
+    add_scores_to_config,
     cycle_folder,
     is_finished,
     is_trained,
@@ -247,7 +248,6 @@ def _score(
     return result
 
 
-AnyJob = TypeVar("AnyJob", bound="Job")
 Train = Callable[[Tracker | None], tuple[Posterior, float]]
 """A training that is ready to begin. It returns the posterior, and the seconds that it took."""
 
@@ -273,11 +273,7 @@ class Job(Work):
     @classmethod
     def of(cls, config: RunConfig, runs: Path, *, out: Path | None = None, **more: Any) -> Job:
         """Make the job for a configuration. Its folder is `out`, or one in `runs` that is named after the settings."""
-        return cls(folder=out or run_folder(config, runs), config=config, **more)
-
-    def absolute(self: AnyJob) -> AnyJob:
-        """The same job with absolute paths, for a process with another working folder."""
-        return super().absolute().model_copy(update={"config": with_full_paths(self.config)})
+        return cls(folder=out or run_folder(config, runs), config=with_full_paths(config), **more)
 
     @property
     def name(self) -> str:
@@ -322,6 +318,7 @@ class Job(Work):
                         path.unlink(missing_ok=True)
                     shutil.rmtree(out / CYCLES, ignore_errors=True)
                     if self.score:
+                        add_scores_to_config(config, out)
                         _score(out, config, device, self.root, tracker, {}, trained=trained, only_missing=True)
         (out / ERROR).unlink(missing_ok=True)
 
