@@ -21,7 +21,7 @@ from rebapl.files import alone_in
 from rebapl.posterior import Posterior, load_posterior, save_posterior
 from rebapl.runs import run as runs_module
 from rebapl.runs.config import RunConfig
-from rebapl.runs.folder import is_finished, run_folder, scored_as
+from rebapl.runs.folder import is_finished, run_folder, scored_as, write_config
 from rebapl.runs.machine import best_device
 from rebapl.runs.results import read_result
 from rebapl.runs.run import Job, evaluate_run, run
@@ -107,7 +107,7 @@ def test_bad_input_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_an_untrained_run_cannot_be_scored(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a run"):
         evaluate_run(tmp_path)
-    (tmp_path / "config.json").write_text('{"data": "digits", "backbone": "mini"}')
+    write_config(CONFIG, CONFIG.resolved(), tmp_path)
     with pytest.raises(UserError, match="not trained yet"):
         evaluate_run(tmp_path)
     (tmp_path / "config.json").write_text('{"data": "digits", "shoots": 3}')

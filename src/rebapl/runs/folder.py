@@ -69,11 +69,8 @@ def add_scores_to_config(config: RunConfig, out: Path) -> None:
 def stored_settings(out: Path) -> dict[str, Any]:
     """The resolved settings with which the run in a folder was started. Files of another run are refused."""
     content = read_json(out / CONFIG, "a run")
-    resolved = content.get("resolved")
-    if not isinstance(resolved, dict):
-        return read_config(out).resolved().settings
-    name = hash_of(resolved)
-    if content.get("hash", name) != name:
+    resolved, name = content.get("resolved"), content.get("hash")
+    if not isinstance(resolved, dict) or hash_of(resolved) != name:
         raise UserError(f"{out / CONFIG} was changed: its hash is not that of its settings. {ANEW}")
     if read_environment(out).get("run", name) != name:
         raise UserError(f"{out / CONFIG} is of another run than the other files of the folder. {ANEW}")
@@ -177,9 +174,8 @@ def is_finished(config: RunConfig, out: Path) -> bool:
     if not (out / RESULTS).exists():
         return False
     result = read_result(out)
-    same_run = result.run in (None, config.hash())
     missing = missing_parts(result, config) or result.lacking(config.corruptions_by_severity())
-    return same_run and not missing and set(config.outside) <= result.outside.keys()
+    return result.run == config.hash() and not missing and set(config.outside) <= result.outside.keys()
 
 
 def missing_parts(result: RunResult, config: RunConfig) -> list[str]:
@@ -227,7 +223,7 @@ class Run:
     @property
     def protocols(self) -> Mapping[str, Sequence[str]]:
         """The test parts that were scored for each protocol."""
-        return self.result.protocols or {self.config.get("protocol", ""): list(self.result.parts)}
+        return self.result.protocols
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,7 +247,7 @@ def find_runs(folders: Iterable[Path]) -> Found:
             if not (path / CONFIG).exists():
                 continue
             config = read_json(path / CONFIG, "a run")
-            if (path / RESULTS).exists() and "resolved" in config:
+            if (path / RESULTS).exists():
                 runs.append(Run(path, config, config["resolved"], read_result(path)))
             else:
                 (unscored if (path / POSTERIOR).exists() else untrained).append(path)

@@ -148,10 +148,8 @@ def read_result(folder: Path) -> RunResult:
         result = RunResult(**content)
     except SettingError as error:
         raise UserError(f"{path} is damaged ({error}): delete it and score the run again") from error
-    if result.run is not None and (folder / CONFIG).exists():
-        name = read_json(folder / CONFIG, "a run").get("hash", result.run)
-        if name != result.run:
-            raise UserError(f"{path} is of another run: delete it and score the run again")
+    if (folder / CONFIG).exists() and read_json(folder / CONFIG, "a run").get("hash") != result.run:
+        raise UserError(f"{path} is of another run: delete it and score the run again")
     return result
 
 
