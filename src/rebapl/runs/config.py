@@ -90,15 +90,20 @@ class RunConfig(Settings):
         """The requested backbone, or the default one for the data."""
         return self.backbone or default_backbone(self.data)
 
+    def dataset(self, root: Path | None = None) -> Dataset:
+        """The data set of this run; `root` is the folder of data sets. With a `fold`, own images are not split."""
+        if is_own(self.data):
+            return own_images(self.data, self.split, self.template, whole=self.fold is not None)[0]
+        return load_dataset(self.data, root, split=self.split, template=self.template)
+
     def task(self, root: Path | None = None, *, keep_split: bool = False) -> Task:
         """Load the task of this run. `root` is the folder of data sets.
 
         With `keep_split`, a split that is drawn from the user's own images is stored next to these images. Training
         does this.
         """
-        all_images = self.fold is not None and is_own(self.data)
         return load_task(
-            own_images(self.data, None, self.template, whole=True)[0] if all_images else self.data,
+            self.dataset(root) if self.fold is not None else self.data,
             self.shots,
             self.seed,
             self.protocol,

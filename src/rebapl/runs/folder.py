@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rebapl.data.catalogue import is_own, load_dataset
+from rebapl.data.catalogue import is_own
 from rebapl.data.features import is_features
 from rebapl.data.identity import changes, touched
 from rebapl.data.images import NO_IMAGES
@@ -137,9 +137,7 @@ def data_changes(config: RunConfig, out: Path) -> str | None:
             recorded, path if path.is_dir() else path.parent
         ):
             return None
-        whole = config.fold is not None
-        dataset = load_dataset(config.data, split=config.split, template=config.template, whole=whole)
-        return changes(recorded, dataset)
+        return changes(recorded, config.dataset())
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise UserError(f"{out / DATA} is damaged ({type(error).__name__}: {error}). {ANEW}") from error
 
