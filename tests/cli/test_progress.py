@@ -144,6 +144,9 @@ def test_piped_commands_say_what_they_do_and_quiet_ones_do_not(tmp_path: Path, m
     assert f"scoring {run}: 15 of 15 images" in scored.stderr
     silent = CliRunner().invoke(app, ["evaluate", str(run), "--device", "cpu", "--quiet"])
     assert (silent.stderr, silent.stdout) == ("", scored.stdout)
+    both = CliRunner().invoke(app, ["evaluate", str(run), "--device", "cpu", "--corruptions", "fog@1,fog@2"])
+    for line in (f"scoring {run}: 15 of 15 images", f"scoring {run}, corrupted: 10 of 10 images"):
+        assert line in both.stderr
 
 
 def test_the_shell_completes_every_name_without_importing_torch(

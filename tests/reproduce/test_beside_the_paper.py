@@ -179,7 +179,7 @@ def test_a_table_of_one_s_own_stands_in_the_page_of_its_folder(tmp_path: Path, o
 
 
 def test_one_device_leaves_the_column_of_several_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    monkeypatch.setattr("rebapl.reproduce.timing.cores", lambda: 1)
     product = PAPER_TARGETS["latency"].make(Context(TINY, tmp_path, devices=["cpu"]))
     assert {row["spread"] for row in table_of(product)} == {""}
     (axes,) = product.figures["latency"].axes

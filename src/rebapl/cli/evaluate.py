@@ -112,7 +112,7 @@ def evaluate(
             undo=undo,
             views=views,
             track=trackers,
-            progress=progress.begin(f"scoring {printable(str(run))}"),
+            progress=lambda what: progress.begin(f"scoring {printable(str(run))}{what}"),
         )
     print_table(scores_table(result, title=str(run)))
     if "weights" in fits or "weights" in undo:

@@ -27,6 +27,7 @@ from typing import Any, Generic, Literal, TypeVar
 import torch
 from pydantic import ConfigDict, Field
 
+from rebapl.data.workers import cores
 from rebapl.errors import UserError
 from rebapl.plugins import Registry
 from rebapl.runs.jobs import (
@@ -315,7 +316,7 @@ class LocalEngine(Engine[_LocalJob]):
 
     def _hand_out(self, jobs: Sequence[Work], emit: OnEvent) -> Iterator[Outcome]:
         self.at_once = min(self.jobs * len(self.devices), len(jobs))
-        self.threads = max(1, min(torch.get_num_threads(), (os.cpu_count() or 1) // self.at_once))
+        self.threads = max(1, min(torch.get_num_threads(), cores() // self.at_once))
         if self.at_once > 1:
             yield from super()._hand_out(jobs, emit)
             return

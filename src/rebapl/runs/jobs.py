@@ -72,7 +72,7 @@ class Work(BaseModel, ABC):
         """Do what is missing of the job in this process."""
 
     @abstractmethod
-    def place_for_error(self, bad_input: bool) -> Path | None:
+    def place_for_error(self) -> Path | None:
         """The file for the traceback of a failure, or None if none should be written."""
 
     def phase(self, done: int, total: int) -> str:  # noqa: ARG002 (jobs of several parts need them)
@@ -120,9 +120,10 @@ class Failure:
     def written(self, job: Work) -> Failure:
         """Write the failure to the job's file for errors, if it has one, and return the failure as it is then.
 
-        A process that died has left no traceback, so its message is written instead.
+        For bad input, whose message is enough, nothing is written: the job has not begun, and another process may be
+        working in its folder. A process that died has left no traceback, so its message is written instead.
         """
-        path = job.place_for_error(self.kind == "bad input")
+        path = None if self.kind == "bad input" else job.place_for_error()
         if path is None:
             return self
         try:
@@ -219,7 +220,8 @@ def perform(job: Work, device: str, progress: Progress | None = None) -> Failure
         load_named_modules()
         job.do(device, progress)
     except UserError as error:
-        return Failure("bad input", str(error), traceback.format_exc())
+        refused: Kind = "error" if isinstance(error, FailedError) else "bad input"
+        return Failure(refused, str(error), traceback.format_exc())
     except Exception as error:
         kind: Kind = "out of memory" if _is_out_of_memory(error) else "error"
         return Failure(kind, f"{type(error).__name__}: {error}", traceback.format_exc())

@@ -22,7 +22,7 @@ from rebapl.data.catalogue import is_own
 from rebapl.data.folds import ALL
 from rebapl.data.identity import recorded_images
 from rebapl.data.task import Task
-from rebapl.errors import UserError, printable
+from rebapl.errors import FailedError, UserError, printable
 from rebapl.evaluation.corrupted import check_corruptible, score_corruptions
 from rebapl.evaluation.tasks import (
     Predicted,
@@ -72,6 +72,12 @@ from rebapl.sampling import Inference
 from rebapl.training import Progress, Training
 from rebapl.training.checkpoint import checkpoints_at
 from rebapl.training.log import Tracker, check_trackers, read_log, track_rows, tracked, write_log
+
+Predicting = Callable[[str], Predicted]
+"""A function that is called with words for the images that are predicted next, and returns a `Predicted`."""
+
+UNDONE_BY = {"weights": "uniform-weights", "temperature": "no-temperature"}
+"""The options of `rebapl evaluate` that undo a fit."""
 
 
 def run(
@@ -130,7 +136,7 @@ def evaluate_run(
     fits: Mapping[str, Mapping[str, Any]] | None = None,
     undo: Collection[str] = (),
     views: int | None = None,
-    progress: Predicted | None = None,
+    progress: Predicting | None = None,
     track: Sequence[str] = (),
 ) -> RunResult:
     """Score a trained run, store the result in `results.json` and return it.
@@ -144,18 +150,30 @@ def evaluate_run(
     other parts, outside images and corruptions are kept, unless the answers change with the weights, the temperature or
     the views.
 
-    `progress` is called as the images of the test parts are predicted, and `track` is as in `run`.
+    `progress` is called with words for the images that are predicted next, `""` or `", corrupted"`, and returns the
+    function that is called as they are predicted. `track` is as in `run`.
     """
     check_trackers(track)
     written, fits = read_config(out), fits or {}
     config = written if config is None else config
     if both := [name for name in fits if name in undo]:
-        raise UserError(f"{both[0]}: either fitted (--fit-{both[0]}) or taken back: give one of them")
+        raise UserError(f"--fit-{both[0]} and --{UNDONE_BY[both[0]]} contradict each other: give one of them")
     _refuse_unscorable(config, out)
     # Data and backbone may have moved, and defaults may have changed: both configurations are resolved with today's.
     refuse_other_run(config, out, written.changed(data=config.data, backbone=config.backbone).resolved().settings)
     with _at_work(out, wait=False), tracked(track, out, stored_settings(out)) as tracker:
         return _score(out, config, best_device(device), root, tracker, fits, undo, views, progress=progress)
+
+
+@contextlib.contextmanager
+def _failing() -> Iterator[None]:
+    """Turn an error that comes after the input was accepted from a refusal into the failure of the run."""
+    try:
+        yield
+    except FailedError:
+        raise
+    except UserError as error:
+        raise FailedError(str(error)) from error
 
 
 def _refuse_unscorable(config: RunConfig, out: Path) -> None:
@@ -179,27 +197,25 @@ def _score(
     device: str,
     root: Path | None,
     tracker: Tracker | None,
-    fits: Mapping[str, Mapping[str, Any]],
+    fits: Mapping[str, Mapping[str, Any]] | None = None,
     undo: Collection[str] = (),
     views: int | None = None,
     *,
-    trained: tuple[Posterior, Task] | None = None,
+    posterior: Posterior | None = None,
+    task: Task | None = None,
     only_missing: bool = False,
-    progress: Predicted | None = None,
+    progress: Predicting | None = None,
 ) -> RunResult:
     """Do what `evaluate_run` describes. The folder is locked.
 
-    `trained` are the posterior and the task of a run that was just trained, so that they need not be loaded. With
+    `posterior` and `task` are those of a run that was just trained, so that they need not be loaded. With
     `only_missing`, parts that have scores are skipped.
     """
     stored = read_result(out) if (out / RESULTS).exists() else RunResult(parts={})
     if only_missing and is_finished(config, out):
         return stored
-    if trained is None:
-        encoder = kept_backbone(config.backbone_name, device)
-        trained = load_posterior(out, encoder, device), config.task(root)
-    (before, task), start = trained, time.perf_counter()
-    posterior = before
+    before = posterior or load_posterior(out, kept_backbone(config.backbone_name, device), device)
+    task, posterior, start = task or config.task(root), before, time.perf_counter()
     if views is not None:
         check_views(views, pixels=task.dataset.features is None)
         posterior = posterior.with_views(views)
@@ -207,7 +223,7 @@ def _score(
         posterior = posterior.with_uniform_weights()
     if "temperature" in undo:
         posterior = posterior.with_temperature(1)
-    posterior = fit_on_validation(posterior, task, fits)
+    posterior = fit_on_validation(posterior, task, fits or {})
     weights, temperature = posterior.weights.tolist(), posterior.temperature and posterior.temperature.value
     answers_by = {"weights": weights, "views": posterior.views, "temperature": temperature or 1.0}
     if any(getattr(stored, name) != value for name, value in answers_by.items()):
@@ -222,7 +238,8 @@ def _score(
     outside_scores = score_outside(posterior, task, outside, root) if outside else {}
     by_corruption: dict[str, Mapping[str, object]] = {**stored.corruptions}
     if corruptions:
-        for name, by_severity in score_corruptions(posterior, task, corruptions, progress).items():
+        moved = progress and progress(", corrupted")
+        for name, by_severity in score_corruptions(posterior, task, corruptions, moved).items():
             by_corruption[name] = {**by_corruption.get(name, {}), **by_severity}
     diversity = stored.diversity
     if len(posterior) > 1 and not (only_missing and diversity):
@@ -231,7 +248,7 @@ def _score(
     earlier = (stored.seconds.evaluation or 0.0) if only_missing else 0.0
     result = stored.changed(
         **answers_by,
-        parts={**stored.parts, **evaluate(posterior, task, parts, progress)},
+        parts={**stored.parts, **evaluate(posterior, task, parts, progress and progress(""))},
         protocols={**stored.protocols, config.protocol: list(names)},
         diversity=diversity,
         outside={**stored.outside, **outside_scores},
@@ -300,26 +317,30 @@ class Job(Work):
         check_trackers(self.track)
         config, out, task, train = self.config, self.folder, None, None
         if not self.is_done():
-            if not is_trained(config, out):
-                task = config.task(self.root, keep_split=True)
+            trained_before, posterior = is_trained(config, out), None
+            if self.score and (trained_before or config.fold == ALL):
+                _refuse_unscorable(config, out)
+            if not trained_before or (self.score and not is_finished(config, out)):
+                task = config.task(self.root, keep_split=not trained_before)
                 if config.corruptions:
                     check_corruptible(task)
                 for name in config.outside:
-                    outside_part(name, task, self.root)  # refuses an unknown name before the training
-            if self.score:
-                _refuse_unscorable(config, out)
+                    outside_part(name, task, self.root)  # refuses an unknown name
             with _at_work(out, wait=self.wait):
                 if task is not None and not is_trained(config, out):
                     train = self._begin(task, device, progress)
-                with tracked(self.track, out, stored_settings(out)) as tracker:
-                    trained = None if train is None or task is None else (self._train(train, device, tracker), task)
+                with tracked(self.track, out, stored_settings(out)) as tracker, _failing():
+                    if train is not None:
+                        posterior = self._train(train, device, tracker)
                     del train  # frees the GPU memory of the training
                     for path in checkpoints_at(out / CHECKPOINT):
                         path.unlink(missing_ok=True)
                     shutil.rmtree(out / CYCLES, ignore_errors=True)
                     if self.score:
                         add_scores_to_config(config, out)
-                        _score(out, config, device, self.root, tracker, {}, trained=trained, only_missing=True)
+                        _score(
+                            out, config, device, self.root, tracker, posterior=posterior, task=task, only_missing=True
+                        )
         (out / ERROR).unlink(missing_ok=True)
 
     def _begin(self, task: Task, device: str, progress: Progress | None) -> Train:
@@ -394,10 +415,8 @@ class Job(Work):
         complete = epoch // first if epoch < chains * first else chains + (epoch - chains * first) // inference.epochs
         return f"cycle {min(int(complete) // chains + 1, inference.cycles)} of {inference.cycles}"
 
-    def place_for_error(self, bad_input: bool) -> Path | None:
-        """A file in the folder of the run; None for bad input, and if the folder holds anything else than this run."""
-        if bad_input:  # the run itself did not fail, and another process may be working in the folder
-            return None
+    def place_for_error(self) -> Path | None:
+        """A file in the folder of the run; None if the folder holds anything else than this run."""
         try:
             is_trained(self.config, self.folder)
         except (UserError, OSError):

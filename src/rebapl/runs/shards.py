@@ -190,9 +190,9 @@ class Shard(Work):
             done += len(portion)
             report(done, self.count, math.nan)
 
-    def place_for_error(self, bad_input: bool) -> Path | None:
-        """A file in its own folder; none for bad input, whose message is enough."""
-        return None if bad_input else self.folder / "error.txt"
+    def place_for_error(self) -> Path | None:
+        """A file in its own folder."""
+        return self.folder / "error.txt"
 
 
 class ShardedWork:
