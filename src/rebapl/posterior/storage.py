@@ -183,6 +183,7 @@ def read_posterior(
     fold_arguments = []
     for number in sorted(folds, key=int):
         of_fold, count = built(), len(next(iter(folds[number].values())))
+        folds[number].pop("", None)
         fold_stacks = _fitted(folds[number], of_fold, count, method, folder / FOLDS)
         if manifest.conformal is not None:  # its class names may have another order than those of the training
             of_fold = of_fold.bind(manifest.conformal.class_names, manifest.template)
@@ -337,12 +338,14 @@ def _content(path: Path) -> bytes | None:
 def _further_files(posterior: Posterior) -> dict[str, bytes]:
     """The contents of `BANK` and `FOLDS`, by name, with which "none of these" and prediction sets compare images.
 
-    In `FOLDS`, a stack has the name `NUMBER:PARAMETER`; the samples of a fold have equal weights.
+    In `FOLDS`, a stack has the name `NUMBER:PARAMETER`; the samples of a fold have equal weights. A fold of a method
+    without parameters has its weights as `NUMBER:`, so that it counts.
     """
     if not _keeps_choices(posterior):
         return {}
     numbered = enumerate(posterior.folds)
-    folds = {f"{number}:{name}": stack for number, fold in numbered for name, stack in fold.samples.items()}
+    of_folds = ((number, fold.samples or {"": fold.weights}) for number, fold in numbered)
+    folds = {f"{number}:{name}": stack for number, stacks in of_folds for name, stack in stacks.items()}
     if any(not torch.equal(fold.weights, torch.full_like(fold.weights, 1 / len(fold))) for fold in posterior.folds):
         raise UserError("the samples of a fold must have equal weights to be saved: use its with_uniform_weights()")
     return {
