@@ -120,8 +120,9 @@ def write_json(path: Path, content: Any) -> None:
     write_atomically(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def read_json(path: Path, what: str) -> dict[str, Any]:
-    """Read a JSON object. Errors call its folder `what`."""
+def read_json(path: Path, what: str, advice: str = "") -> dict[str, Any]:
+    """Read a JSON object. Errors call its folder `what`, and give this `advice` for a damaged file."""
+    advice = advice or f"make or get {what} again"
     try:
         refuse_special(path)
         content = json.loads(path.read_text(encoding="utf-8-sig"))  # an editor may put a byte order mark before it
@@ -130,9 +131,9 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): it should be a file that you may read") from error
     except (ValueError, RecursionError) as error:  # also for a number with thousands of digits, and for endless nesting
-        raise UserError(f"{path} is damaged ({error}): make or get {what} again") from error
+        raise UserError(f"{path} is damaged ({error}): {advice}") from error
     if not isinstance(content, dict):
-        raise UserError(f"{path} is damaged (no JSON object): make or get {what} again")
+        raise UserError(f"{path} is damaged (no JSON object): {advice}")
     return content
 
 

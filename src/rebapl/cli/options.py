@@ -161,7 +161,8 @@ ShardEngine = Annotated[
     str | None,
     typer.Option(
         help="Do the shards side by side, in other processes: local (this machine), ray (a Ray cluster) or slurm "
-        "(SLURM jobs). If not given, this process does them, or local if --jobs is given."
+        "(SLURM jobs). If not given, it is local with --jobs or --engine-option, or with several devices and a folder "
+        "as --out; otherwise this process does them."
     ),
 ]
 
