@@ -298,6 +298,23 @@ class _Silent(Engine[int]):
         raise AssertionError(handles)
 
 
+def test_the_time_in_a_queue_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock moves by an hour with each look, and the job starts at the second one."""
+    now = [0.0]
+    monkeypatch.setattr(engine_module.time, "monotonic", lambda: now[0])
+
+    class Queued(_Silent):
+        def wait(self, handles: Sequence[int], seconds: float) -> list[tuple[int, None]]:
+            now[0] += 3600
+            return super().wait(handles, seconds)
+
+        def reached(self, handle: int, job: Work) -> Reached | None:
+            return super().reached(handle, job) if self.looks > 1 else None
+
+    (outcome,) = Queued().run([Job.of(tiny(), tmp_path)])
+    assert outcome.seconds == 2 * 3600
+
+
 def test_a_job_that_makes_no_progress_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "STALLED_SECONDS", -1.0)
     events: list[Event] = []

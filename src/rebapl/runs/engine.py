@@ -67,7 +67,10 @@ Handle = TypeVar("Handle")
 
 @dataclasses.dataclass
 class Attempt:
-    """An attempt at a submitted job: its number, when it started, its last progress and when that was reported."""
+    """An attempt at a submitted job: its number, when it started, its last progress and when that was reported.
+
+    Until it reports progress, the time when it was submitted counts as its start.
+    """
 
     job: Work
     number: int
@@ -223,6 +226,7 @@ class Engine(ABC, Generic[Handle]):
             return
         attempt.progress, attempt.progress_time = progress, now
         if before is None:
+            attempt.start = now  # before that, it may have waited in the queue of a cluster
             emit(Started(attempt.job, attempt.number, progress.where, progress.process))
         if progress.total:
             emit(Stepped(attempt.job, progress.done, progress.total, progress.loss))
