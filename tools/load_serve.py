@@ -57,8 +57,6 @@ def main() -> None:
         f"{options.clients} clients: {len(waits) / spent:.1f} requests a second, p50 {1000 * cuts[49]:.0f} ms, "
         f"p99 {1000 * cuts[98]:.0f} ms, {refused} refused"
     )
-    with urllib.request.urlopen(f"{options.address}/about") as response:
-        print(f"answered together so far: {json.load(response)['answered_together']}")
 
 
 if __name__ == "__main__":

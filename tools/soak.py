@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--engines", nargs="+", default=["local", "ray"])
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
-    engines: dict[str, Engine[Any]] = {"local": LocalEngine(["cpu"], 2), "ray": RayEngine(Path(), gpus=0)}
+    engines: dict[str, Engine[Any]] = {"local": LocalEngine(["cpu"], 2), "ray": RayEngine(gpus=0)}
     records = []
     for name in options.engines:
         with tempfile.TemporaryDirectory() as folder:

@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from filelock import LeaseSettingsMismatch, SoftFileLease, Timeout
 
@@ -41,17 +41,24 @@ class NotWrittenError(UserError):
 
 
 def write_atomically(path: Path, content: bytes | str, previous: Path | None = None) -> None:
-    """Write a temporary file beside `path` and rename it to `path`. Both are on the disk when this returns.
+    """Write a file whole or not at all; see `written_whole`."""
+    with written_whole(path, previous) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
 
-    If `previous` is given, the old file at `path` is renamed to it first.
+
+@contextmanager
+def written_whole(path: Path, previous: Path | None = None) -> Iterator[BinaryIO]:
+    """A temporary file beside `path` to write into. It gets the name `path` at the end of `with`.
+
+    If something goes wrong, it is removed. Afterwards the file and its name are on the disk. If `previous` is given,
+    the old file at `path` is renamed to it first.
     """
-    data = content.encode() if isinstance(content, str) else content
     with clear_refusals(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_UNFINISHED)
         try:
             with os.fdopen(handle, "wb") as file:
-                file.write(data)
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
             Path(temporary).chmod(0o644)
@@ -113,8 +120,9 @@ def write_json(path: Path, content: Any) -> None:
     write_atomically(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def read_json(path: Path, what: str) -> dict[str, Any]:
-    """Read a JSON object. Errors call its folder `what`."""
+def read_json(path: Path, what: str, advice: str = "") -> dict[str, Any]:
+    """Read a JSON object. Errors call its folder `what`, and give this `advice` for a damaged file."""
+    advice = advice or f"make or get {what} again"
     try:
         refuse_special(path)
         content = json.loads(path.read_text(encoding="utf-8-sig"))  # an editor may put a byte order mark before it
@@ -123,9 +131,9 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): it should be a file that you may read") from error
     except (ValueError, RecursionError) as error:  # also for a number with thousands of digits, and for endless nesting
-        raise UserError(f"{path} is damaged ({error}): make or get {what} again") from error
+        raise UserError(f"{path} is damaged ({error}): {advice}") from error
     if not isinstance(content, dict):
-        raise UserError(f"{path} is damaged (no JSON object): make or get {what} again")
+        raise UserError(f"{path} is damaged (no JSON object): {advice}")
     return content
 
 

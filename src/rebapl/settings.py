@@ -233,8 +233,10 @@ SHOWN = 80
 
 _MUST = {
     "int_type": "a whole number",
+    "int_parsing": "a whole number",
     "int_from_float": "a whole number",
     "float_type": "a number",
+    "float_parsing": "a number",
     "finite_number": "a finite number",
     "string_type": "text",
     "string_unicode": "valid Unicode text",

@@ -85,7 +85,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         refuse_special(path)
         content = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read ({error})") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{path} cannot be read ({why})") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if content is None:

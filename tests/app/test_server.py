@@ -146,18 +146,23 @@ def test_eight_clients_at_once_each_get_their_own_answer_whoever_else_asks(
     assert [answer["images"][0] for _, answer in found] == [wanted[each] for each in work]
 
 
-def test_requests_that_wait_are_answered_together(posterior: Posterior, images: list[Path]) -> None:
+def test_requests_that_wait_are_answered_in_their_order_before_it_stops(
+    posterior: Posterior, images: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered, go, answer = list[Upload](), threading.Event(), Answering._answer
+    monkeypatch.setattr(
+        Answering, "_answer", lambda self, upload: (go.wait(600), answered.append(upload), answer(self, upload))[2]
+    )
     answering = Answering(posterior)
     preprocessing = posterior.learner.encoder.preprocessing
     views = [view_of(image.read_bytes(), preprocessing) for image in images]
     questions = [Upload(view, names) for view in views for names in (None, tuple(NAMES))]
-    for question in questions:
-        answering.ask(question)
-    assert questions[3].answer.cancel(), "a client that has gone"
-    answering.start()
+    answers = [answering.ask(question) for question in questions]
+    assert answers.pop(3).cancel(), "a client that has gone"
+    go.set()
     answering.stop()
-    assert answering.together == {8: 1, 7: 1}
-    assert all(question.answer.result()["samples"] == 2 for question in questions if question is not questions[3])
+    assert [id(each) for each in answered] == [id(each) for number, each in enumerate(questions) if number != 3]
+    assert all(each.result()["samples"] == 2 for each in answers)
 
 
 def test_each_sample_has_an_opinion_and_near_training_images_are_shown(
@@ -258,12 +263,21 @@ def test_the_latest_class_names_are_kept_and_older_ones_forgotten(
     assert bound == [["cat", "dog"], ["one", "two"], ["cat", "dog", "zero"], ["one", "two"]]
 
 
-def test_too_many_that_wait_and_too_many_a_second_are_refused(posterior: Posterior) -> None:
-    answering = Answering(posterior)  # not started, so that all wait
-    for _ in range(WAITING):
-        answering.ask(Upload(torch.zeros(0)))
+def test_too_many_that_wait_and_too_many_a_second_are_refused(
+    posterior: Posterior, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = threading.Event()
+    monkeypatch.setattr(Answering, "_answer", lambda *_: go.wait(600))
+    answering = Answering(posterior)
+    answers = [answering.ask(Upload(torch.zeros(0))) for _ in range(WAITING)]
     with pytest.raises(RefusedError, match="64 requests wait already"):
         answering.ask(Upload(torch.zeros(0)))
+    assert answers.pop().cancel(), "a client that has gone leaves its place"
+    answering.ask(Upload(torch.zeros(0)))
+    go.set()
+    concurrent.futures.wait(answers)
+    answering.ask(Upload(torch.zeros(0))).result(timeout=600)
+    answering.stop()
     limit = Rate(2.0, 4.0)
     assert [limit.take("a", 0.0) for _ in range(5)] == [True] * 4 + [False]
     assert limit.take("b", 0.0), "each address has its own"
@@ -432,6 +446,20 @@ def test_a_client_cannot_choose_its_address_unless_a_proxy_is_in_front(posterior
     assert found == [400, 429, 429]
     assert not server_of(build_app(Answering(posterior), "run", ["*"])).config.proxy_headers
     assert server_of(build_app(Answering(posterior), "run", ["*"]), behind_proxy=True).config.proxy_headers
+
+
+def test_a_model_that_fails_at_the_start_ends_the_server_instead_of_letting_requests_wait(
+    posterior: Posterior, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answering_module, "quickest_threads", lambda _: 1 / 0)
+    answering = Answering(posterior)
+    with pytest.raises(ZeroDivisionError):
+        answering.start()
+    server = server_of(build_app(answering, "run", ["127.0.0.1"]), quiet=True)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        with pytest.raises(SystemExit):
+            server.run(sockets=[listener])
 
 
 def test_the_number_of_threads_is_the_quicker_one(posterior: Posterior, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -319,12 +319,15 @@ def test_several_runs_are_shown_as_lines_and_their_cycles_may_be_apart(
         ("train --data digits --backbone mini method.tokns=2", "did you mean 'tokens'"),
         ("train --data digit --backbone mini", "did you mean 'digits'"),
         ("train --data digits --engine rai", "did you mean 'ray'"),
-        ("train --data digits -E address=auto", "--engine-option address: the engine local has --device and --jobs"),
+        (
+            "train --data digits -E address=auto",
+            "address: there is no such setting here. Accepted: devices, jobs",
+        ),
         ("train --data digits --engine ray -E adress=auto", "did you mean 'address'"),
         ("train --data digits --engine ray -E auto", "write NAME=VALUE"),
         ("train --data digits --engine ray --jobs 2", "--jobs is for --engine local, not for ray"),
         ("train --data digits --engine slurm -E time=soon", "time is 'soon'"),
-        ("reproduce table1 --suite mini --engine ray -E cpus=0", "cpus is 0"),
+        ("reproduce table1 --suite mini --engine ray -E cpus=0", "cpus is '0': it must be at least 0.01"),
         ("reproduce table1 --suite mini --backbone nowhere", "unknown backbone 'nowhere'"),
         ("reproduce table1 --suite mini --methods ,", "--methods ',' names nothing"),
         ("reproduce table1 --root nowhere", "data root nowhere is not a folder"),
@@ -347,7 +350,7 @@ def test_mistakes_are_named_and_leave_nothing(
 def test_work_that_is_kept_does_not_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["rebapl", "learn", "photos", "--anew"])
     assert commands._how_to_go_on("step 5 of 9 is kept").endswith("Go on with: rebapl learn photos")
-    assert commands._how_to_go_on("").endswith("Go on with: rebapl learn photos --anew")
+    assert commands._how_to_go_on("").endswith("Go on with: rebapl learn photos")
 
 
 def test_an_interruption_promises_nothing_that_is_not_so(

@@ -48,6 +48,13 @@ def test_list_of_one_says_what_is_missing(tmp_path: Path) -> None:
     assert "data root nowhere is not a folder" in str(rebapl_data("list", "eurosat", "--root", "nowhere").exception)
 
 
+def test_list_of_one_marks_the_folder_of_images() -> None:
+    lines = [line.strip() for line in rebapl_data("list", "eurosat").stdout.splitlines()]
+    assert lines[lines.index("files below the data root:") + 1] == "eurosat/2750/"
+    lines = [line.strip() for line in rebapl_data("list", "stanford_cars").stdout.splitlines()]
+    assert lines[lines.index("files below the data root:") + 1] == "stanford_cars/", "its images are in several folders"
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_list_of_one_has_all_that_is_known(name: str) -> None:
     entry = PUBLISHED[name]

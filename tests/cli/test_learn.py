@@ -203,6 +203,17 @@ def test_copies_of_one_photo_measure_nothing(tmp_path: Path) -> None:
     assert "measures itself: not at all, since no class has two different images" in result.stderr
 
 
+def test_prediction_sets_of_a_method_without_parameters_are_used_by_predict(tmp_path: Path) -> None:
+    class_folders(tmp_path / "photos", cat=3, dog=3)
+    words = ("--backbone", "mini", "--method", "zero-shot", "--set-level", "0.8")
+    assert rebapl("learn", "photos", *words).exit_code == 0
+    posterior = load_posterior(tmp_path / "runs" / "photos" / "posterior")
+    assert [(len(fold), len(fold.samples)) for fold in posterior.folds] == [(1, 0)] * 3
+    shown = rebapl("predict", "runs/photos", "photos", "--format", "json")
+    assert shown.exit_code == 0, shown.output
+    assert all(image["set"] for image in json.loads(shown.stdout)["images"])
+
+
 def test_prediction_sets_are_fitted_on_request(tmp_path: Path) -> None:
     class_folders(tmp_path / "photos", cat=2, dog=2)
     refused = rebapl("learn", "photos", *QUICK, "--set-level", "0.9")

@@ -214,7 +214,7 @@ def test_it_says_none_of_these_apart_from_i_dont_know(run: Path, images: Path, t
 def test_it_answers_at_the_fitted_temperature_and_says_so(run: Path, images: Path, tmp_path: Path) -> None:
     before = json.loads(rebapl("predict", run, images, "--format", "json"))
     rebapl("evaluate", run, "--fit-threshold", "coverage=0.5")
-    with pytest.raises(UserError, match="either fitted"):
+    with pytest.raises(UserError, match="--fit-temperature and --no-temperature contradict each other"):
         rebapl("evaluate", run, "--fit-temperature", "--no-temperature")
     shown = rebapl("evaluate", run, "--fit-temperature")
     posterior = load_posterior(run)

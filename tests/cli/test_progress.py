@@ -32,6 +32,7 @@ def events(wanted: list[Job]) -> list:
         Stepped(one, 5, 30, float("nan")),
         Stepped(one, 15, 30, 0.25),
         Started(two, 1, "node2", 8),
+        Stepped(two, 3, 30, float("nan")),
         Retried(two, DIED),
         Started(two, 2, "node1", 9),
         Outcome(three, "failed", Failure("bad input", "no \x1b[31msuch"), 1, 0.5),
@@ -56,6 +57,9 @@ def test_a_terminal_has_a_bar_for_each_job(wanted: list[Job]) -> None:
             assert word in screen.getvalue()
         for event in events(wanted)[4:]:
             progress.show(event)
+            shown = [progress.progress.tasks[index].description for index in range(len(progress.progress.tasks))]
+            ended = [job.name for job in wanted if progress.states[job.folder] != "running"]
+            assert not set(shown) & set(ended), "a bar of an attempt that has ended stays"
     assert "is tried again, the process was lost" in screen.getvalue()
     assert r"no \x1b[31msuch (1 queued, 2 running, 1 failed)" in screen.getvalue()
 
@@ -77,6 +81,7 @@ def test_a_pipe_has_plain_lines(wanted: list[Job], monkeypatch: pytest.MonkeyPat
     assert lines[2].startswith(f"{first}: 15 of 30 steps, cycle 2 of 3, loss 0.250, about ")
     assert lines[3:] == [
         f"{second}: started on node2",
+        f"{second}: 3 of 30 steps",
         f"{second}: is tried again, the process was lost",
         f"{second}: started on node1, attempt 2",
         rf"{third}: failed, no \x1b[31msuch (1 queued, 2 running, 1 failed)",
@@ -145,6 +150,9 @@ def test_piped_commands_say_what_they_do_and_quiet_ones_do_not(tmp_path: Path, m
     assert f"scoring {run}: 15 of 15 images" in scored.stderr
     silent = CliRunner().invoke(app, ["evaluate", str(run), "--device", "cpu", "--quiet"])
     assert (silent.stderr, silent.stdout) == ("", scored.stdout)
+    both = CliRunner().invoke(app, ["evaluate", str(run), "--device", "cpu", "--corruptions", "fog@1,fog@2"])
+    for line in (f"scoring {run}: 15 of 15 images", f"scoring {run}, corrupted: 10 of 10 images"):
+        assert line in both.stderr
 
 
 def test_the_shell_completes_every_name_without_importing_torch(

@@ -8,7 +8,10 @@ from typer.testing import CliRunner
 
 from rebapl.cli.commands import app
 from rebapl.errors import UserError
+from rebapl.files import write_atomically
+from rebapl.reproduce.suites import named_suite
 from rebapl.reproduce.targets import PAPER_TARGETS
+from rebapl.runs.folder import run_folder
 
 
 def reproduce(*words: str) -> str:
@@ -47,6 +50,19 @@ def test_any_method_may_be_named() -> None:
     assert "digits vpt · mle" in shown
     assert "shapes cross-dataset vpt · mle" in shown
     assert "maple" not in shown
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"parts": {"base": {"accuracy": "high"}}}'])
+def test_a_damaged_result_is_named_with_what_to_do(tmp_path: Path, content: str) -> None:
+    """All targets are planned before the first run."""
+    words = "table1 table2 --suite mini --data digits --methods zero-shot --seeds 1 --dry-run --runs".split()
+    config = PAPER_TARGETS["table1"].runs(
+        named_suite("mini", None, None, ["digits"]).changed(methods=("zero-shot",), seeds=[1])
+    )[0]
+    damaged = run_folder(config, tmp_path) / "results.json"
+    write_atomically(damaged, content)
+    with pytest.raises(UserError, match=rf"{damaged} is damaged \(.*\): delete it and score the run again"):
+        reproduce(*words, str(tmp_path))
 
 
 def test_a_table_by_one_command(tmp_path: Path) -> None:

@@ -50,4 +50,4 @@ def test_a_failure_is_named_and_does_not_stop_the_others(page: dict[str, Any]) -
 def test_it_is_found_by_its_name(page: dict[str, Any]) -> None:
     engine = engine_of("processes", Path("runs"), options=["python=python3"])
     assert isinstance(engine, page["ProcessEngine"])
-    assert engine.python == "python3"
+    assert engine.options.python == "python3"

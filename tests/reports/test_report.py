@@ -396,7 +396,8 @@ def test_a_run_that_learned_from_every_image_shows_its_stored_scores(tmp_path: P
     config = CONFIG.changed(data=str(tmp_path / "data"), protocol="few-shot", fold="all", test_images=None)
     run(config, tmp_path / "run", device="cpu", score=False)
     scores = {"accuracy": 91.25, "nll": 0.3, "ece": 2.0, "images": 12}
-    write_result(tmp_path / "run", RunResult(parts={"test": scores}, protocols={"few-shot": ["test"]}))
+    result = RunResult(parts={"test": scores}, protocols={"few-shot": ["test"]}, run=config.hash())
+    write_result(tmp_path / "run", result)
     page = report_html([InspectedRun(tmp_path / "run", device="cpu")])
     text = words(page)
     assert ">Training</h2>" in page

@@ -29,10 +29,11 @@ SHIFT = 1.5
 
 
 def invent(runs: Path, config: RunConfig, parts: dict[str, float]) -> None:
-    results = {
+    results: dict[str, object] = {
         "parts": {name: {"accuracy": value, "nll": 1.0, "ece": 5.0, "images": 9} for name, value in parts.items()}
     }
-    write_json(run_folder(config, runs) / RESULTS, {**results, "seconds": {"training": 100.0}, "device": "a machine"})
+    results |= {"seconds": {"training": 100.0}, "device": "a machine", "run": config.hash()}
+    write_json(run_folder(config, runs) / RESULTS, results)
 
 
 def table_of(output: Product) -> list[dict[str, str]]:
@@ -246,7 +247,7 @@ def test_a_table_of_one_s_own_stands_in_the_page_of_its_folder(tmp_path: Path, o
 
 
 def test_one_device_leaves_the_column_of_several_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    monkeypatch.setattr("rebapl.reproduce.timing.cores", lambda: 1)
     product = PAPER_TARGETS["latency"].make(Context(TINY, tmp_path, devices=["cpu"]))
     assert {row["spread"] for row in table_of(product)} == {""}
     (axes,) = product.figures["latency"].axes

@@ -117,7 +117,8 @@ def test_a_plan_knows_which_runs_are_done(tmp_path: Path) -> None:
     (config,) = target.runs(suite)
     assert planned([target], suite, tmp_path)[0] == [(config, False)]
     scores = {"accuracy": 50.0, "nll": 1.0, "ece": 5.0, "images": 9}
-    write_json(run_folder(config, tmp_path) / RESULTS, {"parts": {"base": scores, "novel": scores}})
+    content = {"parts": {"base": scores, "novel": scores}, "run": config.hash()}
+    write_json(run_folder(config, tmp_path) / RESULTS, content)
     assert planned([target], suite, tmp_path)[0] == [(config, True)]
 
 

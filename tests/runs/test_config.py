@@ -234,3 +234,16 @@ def test_own_data_and_a_local_backbone_are_found_from_other_folders(
     assert (config.data, config.backbone) == (str(tmp_path / "photos"), str(tmp_path / "clip"))
     (tmp_path / "digits").mkdir()
     assert with_full_paths(RunConfig("digits", backbone="mini")).data == "digits"
+
+
+def test_outside_images_in_a_folder_have_a_full_path_and_other_names_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if the working folder, such as the data root, has folders of these names."""
+    names = ("novel", "noise", "base", "dtd", "dtd=few.json", "photos", "things", "list.csv", "nowhere")
+    for name in names[:-2]:
+        (tmp_path / name).mkdir()
+    (tmp_path / "list.csv").touch()
+    monkeypatch.chdir(tmp_path)
+    config = with_full_paths(RunConfig("photos", outside=names))
+    assert config.outside == (*names[:6], str(tmp_path / "things"), str(tmp_path / "list.csv"), "nowhere")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from rebapl.errors import UserError
 from rebapl.interruption import Interrupted
 from rebapl.runs.config import RunConfig
 from rebapl.runs.engine import LocalEngine
-from rebapl.runs.folder import cycle_file
+from rebapl.runs.folder import ENVIRONMENT, LOG
+from rebapl.runs.results import read_result
 from rebapl.runs.run import Job, cycle_jobs, run
 
 COLD = {"restart": "cold", "cycles": 3, "batch": 2, "sampler.samples_per_cycle": 2}
@@ -31,27 +33,26 @@ CASES = {
 }
 
 
-def bytes_of(out: Path) -> tuple[bytes, bytes]:
-    return (out / "posterior/samples.safetensors").read_bytes(), (out / "log.csv").read_bytes()
+def bytes_of(out: Path) -> tuple[bytes, bytes, object]:
+    posterior = out / "posterior"
+    manifest = json.loads((posterior / "posterior.json").read_text())
+    return (posterior / "samples.safetensors").read_bytes(), (out / LOG).read_bytes(), manifest
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_joined_cycles_equal_those_of_one_run(name: str, tmp_path: Path) -> None:
-    """Some of the cycles, or all of them, are sampled separately and in another order."""
-    whole, some, every = tmp_path / "whole", tmp_path / "some", tmp_path / "every"
+    """They are sampled in another order, and nothing is sampled again when they are joined."""
+    whole, every = tmp_path / "whole", tmp_path / "every"
     case = CASES[name]
     run(case, whole, device="cpu", score=False)
-    run(case, some, cycle=1, device="cpu")
-    assert cycle_file(some, 1).exists()
-    steps: list[int] = []
-    run(case, some, device="cpu", progress=lambda done, *_: steps.append(done), score=False)
-    assert len(steps) < steps[-1], "a cycle was not sampled again"
     for job in reversed(cycle_jobs(Job.of(case, tmp_path, out=every))):
-        assert job.cycle is not None
-        run(case, every, cycle=job.cycle, device="cpu")
-    run(case, every, device="cpu", score=False)
-    assert bytes_of(some) == bytes_of(whole)
+        job.do("cpu", None)
+        assert job.is_done()
+    steps: list[int] = []
+    run(case, every, device="cpu", progress=lambda done, *_: steps.append(done), score=False)
+    assert not steps
     assert bytes_of(every) == bytes_of(whole)
+    assert json.loads((every / ENVIRONMENT).read_text())["training_seconds"] > 0
     assert sorted(path.name for path in every.glob("[!.]*")) == [
         "config.json",
         "environment.json",
@@ -60,10 +61,8 @@ def test_joined_cycles_equal_those_of_one_run(name: str, tmp_path: Path) -> None
     ]
 
 
-def test_a_cycle_that_is_interrupted_goes_on_and_a_damaged_one_is_sampled_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    case = CASES["csghmc"]
+def test_a_cycle_that_is_interrupted_goes_on(tmp_path: Path) -> None:
+    case, seen = CASES["csghmc"], list[int]()
 
     def stop(done: int, total: int, _loss: float) -> None:
         assert total == 6
@@ -71,17 +70,33 @@ def test_a_cycle_that_is_interrupted_goes_on_and_a_damaged_one_is_sampled_again(
             raise KeyboardInterrupt
 
     run(case, tmp_path / "whole", device="cpu", score=False)
+    jobs = cycle_jobs(Job.of(case, tmp_path, out=tmp_path / "run"))
     with pytest.raises(Interrupted, match="step 9 of 18 is kept"):
-        run(case, tmp_path / "run", cycle=1, device="cpu", progress=stop)
-    seen: list[int] = []
-    run(case, tmp_path / "run", cycle=1, device="cpu", progress=lambda done, *_: seen.append(done))
+        jobs[1].do("cpu", stop)
+    jobs[1].do("cpu", lambda done, *_: seen.append(done))
     assert seen[0] == 4
-    run(case, tmp_path / "run", cycle=0, device="cpu")
-    path = cycle_file(tmp_path / "run", 0)
-    path.write_bytes(path.read_bytes()[:-1])
+    for job in (jobs[0], jobs[2]):
+        job.do("cpu", None)
     run(case, tmp_path / "run", device="cpu", score=False)
-    assert "this cycle is sampled again" in caplog.text
     assert bytes_of(tmp_path / "run") == bytes_of(tmp_path / "whole")
+
+
+def test_a_run_without_all_of_its_cycles_samples_them_itself(tmp_path: Path) -> None:
+    case = CASES["csghmc"]
+    run(case, tmp_path / "whole", device="cpu", score=False)
+    job = cycle_jobs(Job.of(case, tmp_path, out=tmp_path / "run"))[1]
+    job.do("cpu", None)
+    run(case, tmp_path / "run", device="cpu", score=False)
+    assert bytes_of(tmp_path / "run") == bytes_of(tmp_path / "whole")
+    assert not job.folder.parent.exists()
+
+
+def test_one_cycle_is_a_run_of_its_own(tmp_path: Path) -> None:
+    case = CASES["ensemble"].changed(cycle=2)
+    assert case.hash() != CASES["ensemble"].hash() == CASES["ensemble"].changed(cycle=None).hash()
+    assert read_result(run(case, runs=tmp_path, device="cpu")).samples == 1
+    with pytest.raises(UserError, match="cycle = 3: this run has no such cycle that does not depend on the others"):
+        case.changed(cycle=3).hash()
 
 
 def test_cycles_are_jobs_of_any_engine(tmp_path: Path) -> None:
@@ -91,7 +106,7 @@ def test_cycles_are_jobs_of_any_engine(tmp_path: Path) -> None:
     outcomes = list(LocalEngine(["cpu"]).run(parts))
     assert [outcome.state for outcome in outcomes] == ["done"] * 3
     assert [outcome.attempts for outcome in LocalEngine(["cpu"]).run(parts)] == [0] * 3
-    assert sorted(path.name for path in (job.folder / "cycles").iterdir()) == [f"{n}.safetensors" for n in range(3)]
+    assert [path.parent.name for path in sorted(job.folder.glob("cycles/*/posterior"))] == ["0", "1", "2"]
 
 
 DEPENDENT = [
@@ -107,5 +122,5 @@ DEPENDENT = [
 def test_cycles_that_depend_on_one_another_are_not_taken_apart(case: RunConfig, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--cycles-apart is for several cycles that do not depend on one another"):
         cycle_jobs(Job.of(case, tmp_path))
-    with pytest.raises(UserError, match=r"cannot be sampled by itself|learns nothing"):
-        run(case, tmp_path / "run", cycle=1)
+    with pytest.raises(UserError, match=r"cycle = 1: this run has no such cycle"):
+        run(case.changed(cycle=1), tmp_path / "run")

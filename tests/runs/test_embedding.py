@@ -16,10 +16,9 @@ from small_features import embed, pack, pictures, plan
 from rebapl.backbones import DualEncoder, load_backbone
 from rebapl.data.features import StoredFeatures
 from rebapl.errors import UserError
-from rebapl.runs.embedding import FeatureShard, embed_shards, features_place
 from rebapl.runs.engine import LocalEngine
 from rebapl.runs.jobs import Event, Retried, Started, Stepped
-from rebapl.runs.shards import conclude
+from rebapl.runs.shards import Shard, work_on
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +76,7 @@ def test_float16_is_float32_rounded(mini: DualEncoder, folder: Path, tmp_path: P
 class KillsOnce:
     """Kills the process of a shard with SIGKILL while it works on the images."""
 
-    def __init__(self, shard: FeatureShard) -> None:
+    def __init__(self, shard: Shard) -> None:
         self.shard, self.process = shard, 0
         self.retried = 0
 
@@ -94,12 +93,12 @@ def test_two_workers_one_of_which_is_killed_give_the_same_files(
     mini: DualEncoder, folder: Path, tmp_path: Path
 ) -> None:
     one = embed(mini, [folder], tmp_path / "one")
-    shards = plan(mini, [folder], tmp_path / "two")
-    kills = KillsOnce(shards[0])
-    outcomes = list(LocalEngine(["cpu"], 2).run(shards, kills))
+    work, _ = plan(mini, [folder], tmp_path / "two")
+    kills = KillsOnce(work.shards[0])
+    outcomes = list(LocalEngine(["cpu"], 2).run(work.shards, kills))
     assert kills.retried == 1
     assert all(outcome.state == "done" for outcome in outcomes)
-    conclude(features_place(tmp_path / "two", "parquet"), shards)
+    work.conclude()
     first, second = (pandas.read_parquet(tmp_path / name) for name in ("one", "two"))
     pandas.testing.assert_frame_equal(first.drop(columns="feature"), second.drop(columns="feature"))
     np.testing.assert_allclose(*(np.stack(each["feature"].tolist()) for each in (first, second)), atol=1e-6)
@@ -113,17 +112,17 @@ def test_stopped_work_goes_on_and_new_images_become_new_shards(
     folder = pictures(tmp_path / "images", a=34)
     (folder / "a" / "3.png").write_bytes(b"broken")
     files, out = sorted(folder.rglob("*.png")), tmp_path / "features"
-    shards = plan(mini, files[:30] * 2, out, size=20)
-    stream = embed_shards(shards, mini)
+    work, maker = plan(mini, files[:30] * 2, out, size=20)
+    stream = work_on(work.shards, maker)
     next(stream)
     stream.close()
-    assert [shard.is_done() for shard in shards] == [False, False]
+    assert [shard.is_done() for shard in work.shards] == [False, False]
     monkeypatch.setattr("rebapl.runs.embedding.CPU_PORTION", 20)
-    stream = embed_shards(shards, mini)
+    stream = work_on(work.shards, maker)
     next(stream), next(stream)
     stream.close()
-    assert [shard.is_done() for shard in shards] == [True, False]
-    conclude(features_place(out, "parquet"), shards)
+    assert [shard.is_done() for shard in work.shards] == [True, False]
+    work.conclude()
     with pytest.raises(UserError, match="is not complete: give the command `rebapl embed` again"):
         StoredFeatures.read(out)
     before = (out / "shard-000000.parquet").stat().st_mtime_ns

@@ -20,7 +20,8 @@ from small_jobs import StruckJob, tiny
 import rebapl
 from rebapl import backbones
 from rebapl.backbones import DualEncoder, load_backbone
-from rebapl.errors import UserError
+from rebapl.errors import FailedError, UserError
+from rebapl.files import NotWrittenError, alone_in
 from rebapl.runs import engine as engine_module
 from rebapl.runs.engine import Engine, LocalEngine
 from rebapl.runs.folder import CHECKPOINT, ERROR, RESULTS, run_folder
@@ -37,6 +38,7 @@ from rebapl.runs.jobs import (
 )
 from rebapl.runs.machine import forget_backbone, kept_backbone
 from rebapl.runs.run import Job, run_all
+from rebapl.sampling.diagnostics import NonFiniteError
 
 CPU = LocalEngine(["cpu"])
 
@@ -67,7 +69,7 @@ def test_a_run_that_fails_is_named_and_does_not_stop_the_others(tmp_path: Path) 
 
 
 def test_no_job_at_all_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="jobs = 0"):
+    with pytest.raises(UserError, match="jobs is 0: it must be at least 1"):
         run_all([tiny()], tmp_path, engine=LocalEngine(["cpu"], 0))
 
 
@@ -133,6 +135,35 @@ def test_the_traceback_is_kept_and_named_until_the_run_succeeds(
     assert "1 / 0" in kept
     run_all([tiny(), tiny(seed=2)], tmp_path, engine=CPU)
     assert not (folder / ERROR).exists()
+
+
+@pytest.mark.parametrize("error", [NonFiniteError(3, "loss", 2), NotWrittenError(Path("log.csv"), "the disk is full")])
+def test_a_run_that_fails_after_it_has_begun_was_not_bad_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: UserError
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("rebapl.runs.run.Training.run", fails)
+    job = Job.of(tiny(), tmp_path)
+    (outcome,) = LocalEngine(["cpu"]).run([job])
+    assert outcome.failure is not None
+    assert (outcome.failure.kind, outcome.failure.traceback) == ("error", str(job.folder / ERROR))
+    assert type(error).__name__ in (job.folder / ERROR).read_text()
+    with pytest.raises(
+        FailedError, match=rf"the run .* failed: .*{str(error)[:20]}.* \(the traceback is in .*error.txt"
+    ):
+        check_outcomes([outcome])
+
+
+def test_a_run_on_which_another_process_works_gets_no_traceback(tmp_path: Path) -> None:
+    (job,) = [Job.of(tiny(), tmp_path, wait=False)]
+    with alone_in(job.folder):
+        (outcome,) = LocalEngine(["cpu"]).run([job])
+    assert outcome.failure is not None
+    assert outcome.failure.kind == "bad input"
+    assert "is at work on" in outcome.failure.message
+    assert not job.folder.exists()
 
 
 def test_too_little_memory_is_tried_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,6 +296,23 @@ class _Silent(Engine[int]):
 
     def cancel(self, handles: Sequence[int]) -> None:
         raise AssertionError(handles)
+
+
+def test_the_time_in_a_queue_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock moves by an hour with each look, and the job starts at the second one."""
+    now = [0.0]
+    monkeypatch.setattr(engine_module.time, "monotonic", lambda: now[0])
+
+    class Queued(_Silent):
+        def wait(self, handles: Sequence[int], seconds: float) -> list[tuple[int, None]]:
+            now[0] += 3600
+            return super().wait(handles, seconds)
+
+        def reached(self, handle: int, job: Work) -> Reached | None:
+            return super().reached(handle, job) if self.looks > 1 else None
+
+    (outcome,) = Queued().run([Job.of(tiny(), tmp_path)])
+    assert outcome.seconds == 2 * 3600
 
 
 def test_a_job_that_makes_no_progress_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

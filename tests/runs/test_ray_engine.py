@@ -16,7 +16,7 @@ import pandas
 import pytest
 import small_jobs
 from small_jobs import LONG, StruckJob, StruckShard, jobs, made, scores, tiny
-from small_shards import answer_all, draw, place_of, rows_of, save_small, small_shards
+from small_shards import answer_all, draw, rows_of, save_small, small_work
 from tiny_suite import TINY
 
 from rebapl.errors import UserError
@@ -26,7 +26,6 @@ from rebapl.runs.engine import LocalEngine
 from rebapl.runs.folder import CHECKPOINT, ERROR
 from rebapl.runs.jobs import Event, Outcome, Retried, Started, Stepped
 from rebapl.runs.run import Job, run_all
-from rebapl.runs.shards import conclude
 from rebapl.training.checkpoint import load_checkpoint
 
 ROOM = 80 * 1024 * 1024
@@ -58,7 +57,7 @@ def cluster() -> Iterator[Any]:
 
 @pytest.fixture
 def engine(cluster: Any) -> RayEngine:
-    return RayEngine(Path(), cluster.address, gpus=0)
+    return RayEngine(address=cluster.address, gpus=0)
 
 
 def test_what_is_lost_is_done_again_and_the_results_are_those_of_the_local_engine(
@@ -122,7 +121,7 @@ def test_a_driver_that_is_killed_is_started_again_and_goes_on(cluster: Any, engi
         "import os, sys; sys.path.pop(0); from pathlib import Path; from small_jobs import jobs\n"
         "from rebapl.runs.clusters import RayEngine\n"
         "os.chdir(sys.argv[1])\n"
-        f"engine = RayEngine(Path(), {cluster.address!r}, gpus=0)\n"
+        f"engine = RayEngine(address={cluster.address!r}, gpus=0)\n"
         "for outcome in engine.run(jobs(Path(sys.argv[1]), 1, 2, 3, epochs=20)): print(outcome.state, flush=True)"
     )
     driver = subprocess.Popen(
@@ -151,16 +150,17 @@ def test_a_prediction_in_shards_survives_its_worker_and_goes_on(
     files, run, out = draw(tmp_path / "drawn", 60), save_small(tmp_path / "run"), tmp_path / "answers"
     monkeypatch.chdir(tmp_path)
     names = [file.relative_to(tmp_path) for file in files]
-    shards = small_shards(run, names, Path("answers"), size=40)
+    work = small_work(run, names, Path("answers"), size=40)
+    shards = work.shards
     struck = StruckShard(**vars(shards[0]))
     outcomes = {outcome.job.name: outcome for outcome in engine.run([struck, *shards[1:]])}
     assert [outcomes[shard.name].attempts for shard in shards] == [2, 1]
-    conclude(place_of(out), shards)
+    work.conclude()
     rows, whole = rows_of(out), tmp_path / "x.parquet"
     answer_all(run, names, whole)
     pandas.testing.assert_frame_equal(rows, pandas.read_parquet(whole), rtol=1e-5, atol=1e-6)
     shards[1].files[0].unlink()
-    assert [outcome.attempts for outcome in engine.run(small_shards(run, names, out, size=40))] == [0, 1]
+    assert [outcome.attempts for outcome in engine.run(small_work(run, names, out, size=40).shards)] == [0, 1]
     pandas.testing.assert_frame_equal(rows_of(out), rows, rtol=1e-5, atol=1e-6)
 
 
@@ -168,14 +168,14 @@ def test_what_no_machine_has_is_refused(cluster: Any, tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=r"no machine of this Ray cluster has 1 CPUs and 4 GPUs.*the largest has 1 and 0"
     ):
-        list(RayEngine(Path(), cluster.address, gpus=4).run(jobs(tmp_path, 1)))
+        list(RayEngine(address=cluster.address, gpus=4).run(jobs(tmp_path, 1)))
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("given", [{"cpus": 0}, {"gpus": -1}, {"gpus": 1.5}, {"cpus": "many"}])
 def test_impossible_shares_are_refused(given: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"[cg]pus is"):
-        RayEngine(Path(), **given)
+        RayEngine(**given)
 
 
 def test_a_run_travels_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +183,7 @@ def test_a_run_travels_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("REBAPL_DATA", "data")
     (job,) = jobs(Path("runs"), 1)
-    text = RayEngine(Path(), cpus=2).text(job)
+    text = RayEngine(cpus=2).text(job)
     assert str(tmp_path / "runs") in text
     assert str(tmp_path / "data") in text
     assert '"threads": 2' in text

@@ -1,10 +1,12 @@
 """A run in its folder: finished work is kept, interrupted work continues, another configuration is refused."""
 
+import contextlib
 import gc
 import json
 import multiprocessing
 import shutil
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ from rebapl.files import alone_in
 from rebapl.posterior import Posterior, load_posterior, save_posterior
 from rebapl.runs import run as runs_module
 from rebapl.runs.config import RunConfig
-from rebapl.runs.folder import is_finished, run_folder, scored_as
+from rebapl.runs.folder import is_finished, run_folder, scored_as, write_config
 from rebapl.runs.machine import best_device
 from rebapl.runs.results import read_result
 from rebapl.runs.run import Job, evaluate_run, run
@@ -105,7 +107,7 @@ def test_bad_input_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_an_untrained_run_cannot_be_scored(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a run"):
         evaluate_run(tmp_path)
-    (tmp_path / "config.json").write_text('{"data": "digits", "backbone": "mini"}')
+    write_config(CONFIG, CONFIG.resolved(), tmp_path)
     with pytest.raises(UserError, match="not trained yet"):
         evaluate_run(tmp_path)
     (tmp_path / "config.json").write_text('{"data": "digits", "shoots": 3}')
@@ -135,6 +137,28 @@ def test_outside_images_are_scored_with_the_run_and_added_to_a_finished_one(tmp_
     assert (after.parts, after.outside["novel"]) == (before.parts, before.outside["novel"])
 
 
+def test_what_a_finished_run_is_asked_for_later_is_scored_again_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The path of a folder is absolute in the settings and in the scores, so both can be used from any folder."""
+    coloured_squares(tmp_path / "things")
+    (tmp_path / "novel").mkdir()
+    monkeypatch.chdir(tmp_path)
+    out = run(CONFIG, tmp_path / "x", device="cpu")
+    asked = CONFIG.changed(outside=("novel", "things"), corruptions=("fog@1",))
+    run(asked, out, device="cpu")
+    run(CONFIG.changed(corruptions=("fog@2",)), out, device="cpu")
+    content = json.loads((out / "config.json").read_text())
+    assert content["outside"] == ["novel", str(tmp_path / "things")]
+    assert content["corruptions"] == ["fog@1", "fog@2"]
+    assert content["resolved"] == CONFIG.resolved().settings
+    (out / "results.json").unlink()
+    monkeypatch.chdir("/")
+    again = evaluate_run(out, device="cpu")
+    assert list(again.outside) == content["outside"]
+    assert list(again.corruptions["fog"]) == ["1", "2"]
+
+
 def test_scores_of_other_answers_do_not_outlive_an_interruption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,8 +184,8 @@ def test_a_finished_run_is_neither_trained_nor_scored_again(tmp_path: Path, monk
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("worked again")
 
-    monkeypatch.setattr(Job, "_train", refuse)
-    monkeypatch.setattr(runs_module, "evaluate_run", refuse)
+    monkeypatch.setattr(Job, "_begin", refuse)
+    monkeypatch.setattr(runs_module, "_score", refuse)
     assert run(CONFIG, runs=tmp_path, device="cpu") == out
 
 
@@ -193,18 +217,34 @@ def test_a_run_that_was_just_trained_is_scored_as_one_that_is_read(
     assert read.samples > 1 or inference is None
 
 
-def test_a_posterior_that_was_changed_meanwhile_is_read_from_its_folder(tmp_path: Path, nano: Path) -> None:
+def test_scores_of_weights_that_were_changed_in_the_folder_are_not_kept(tmp_path: Path, nano: Path) -> None:
     config = CONFIG.changed(method="coop", inference="ensemble", backbone=str(nano), epochs=1, test_images=5)
     config, out = config.changed(inference_settings={"cycles": 2}), tmp_path / "x"
-    run(config, out, device="cpu", score=False)
-    posterior = load_posterior(out)
+    run(config, out, device="cpu")
     weights = torch.tensor([0.25, 0.75])
-    save_posterior(posterior.with_weights(weights), out / "posterior")  # as another process may do
-    result = evaluate_run(out, device="cpu", posterior=posterior)
+    save_posterior(load_posterior(out).with_weights(weights), out / "posterior")
+    run(config.changed(outside=("novel",)), out, device="cpu")
+    result = read_result(out)
     assert result.weights == weights.tolist()
-    shutil.rmtree(out / "posterior")
-    with pytest.raises(UserError, match="is not trained yet"):
-        evaluate_run(out, device="cpu", posterior=posterior)
+    assert list(result.parts) == ["base", "novel"]
+    assert result == evaluate_run(out, device="cpu", config=config.changed(outside=("novel",))).changed(
+        seconds=result.seconds
+    )
+
+
+def test_a_run_is_trained_and_scored_under_one_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other process can change the posterior in between."""
+    held: list[Path] = []
+
+    @contextlib.contextmanager
+    def counted(folder: Path, *, wait: bool) -> Iterator[None]:
+        held.append(folder)
+        with alone_in(folder, wait=wait):
+            yield
+
+    monkeypatch.setattr(runs_module, "alone_in", counted)
+    run(CONFIG, tmp_path / "x", device="cpu")
+    assert held == [tmp_path / "x"]
 
 
 def test_what_a_training_kept_is_free_before_its_run_is_scored(
@@ -364,3 +404,9 @@ def test_a_changed_record_of_the_images_is_one_line(tmp_path: Path, content: str
     (out / "data.json").write_text(content)
     with pytest.raises(UserError, match=r"data.json is damaged"):
         run(config, out, device="cpu", score=False)
+
+
+def test_a_run_on_every_image_is_not_trained_to_be_scored(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there are none left to score it on"):
+        run(CONFIG.changed(protocol="few-shot", fold="all"), tmp_path / "x", device="cpu")
+    assert not (tmp_path / "x").exists()

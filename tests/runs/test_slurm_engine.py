@@ -143,7 +143,7 @@ def test_jobs_that_sbatch_refuses_are_one_line(slurm: Path, tmp_path: Path) -> N
     [
         ({"time": "two hours"}, "time is 'two hours'"),
         ({"time": "0"}, "time is '0'"),
-        ({"gpus": 0.25}, "whole CPUs and GPUs"),
+        ({"gpus": 0.25}, "gpus is 0.25: it must be a whole number"),
     ],
 )
 def test_what_slurm_cannot_do_is_refused(tmp_path: Path, given: dict, message: str) -> None:

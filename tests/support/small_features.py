@@ -9,8 +9,9 @@ import numpy as np
 from PIL import Image
 
 from rebapl.backbones import DualEncoder
-from rebapl.runs.embedding import FeatureShard, embed_shards, features_place, gather_images, plan_features
-from rebapl.runs.shards import conclude
+from rebapl.data.features import WHAT
+from rebapl.runs.embedding import FeatureMaker, gather_images
+from rebapl.runs.shards import Place, ShardedWork, plan_shards, work_on
 
 
 def pictures(folder: Path, **counts: int) -> Path:
@@ -23,19 +24,21 @@ def pictures(folder: Path, **counts: int) -> Path:
     return folder
 
 
-def plan(encoder: DualEncoder, images: list[Any], out: Path, **more: Any) -> list[FeatureShard]:
-    """The shards of the features of images."""
-    settings = {"precision": "float32", "size": 5, **more}
-    place, gathered = features_place(out, settings.pop("form", "parquet")), settings.pop("gathered", {})
-    return plan_features(place, gather_images([str(path) for path in images], **gathered), encoder, **settings)
+def plan(encoder: DualEncoder, images: list[Any], out: Path, **more: Any) -> tuple[ShardedWork, FeatureMaker]:
+    """The shards of the features of images, and what makes them."""
+    settings = {"form": "parquet", "precision": "float32", "size": 5, "gathered": {}, **more}
+    gathered = gather_images([str(path) for path in images], **settings["gathered"])
+    maker = FeatureMaker.of(gathered, encoder, settings["form"], precision=settings["precision"])
+    place = Place(out, settings["form"], joined=False, what=WHAT)
+    return plan_shards(place, maker, gathered.entries, settings["size"]), maker
 
 
 def embed(encoder: DualEncoder, images: list[Any], out: Path, **more: Any) -> Path:
     """Embed images in this process, into the folder `out`."""
-    shards = plan(encoder, images, out, **more)
-    for _ in embed_shards([shard for shard in shards if not shard.is_done()], encoder):
+    work, maker = plan(encoder, images, out, **more)
+    for _ in work_on(work.missing, maker):
         pass
-    conclude(features_place(out, more.get("form", "parquet")), shards)
+    work.conclude()
     return out
 
 

@@ -1,6 +1,5 @@
 """Jobs that take about a second, and their results."""
 
-import dataclasses
 import json
 import os
 import signal
@@ -8,10 +7,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rebapl.runs.answer_shards import AnswerShard
 from rebapl.runs.config import RunConfig
 from rebapl.runs.jobs import Work
 from rebapl.runs.run import Job
+from rebapl.runs.shards import Shard
 from rebapl.training import Progress
 
 LONG = {"epochs": 30, "inference_settings": {"batch": 1}}
@@ -38,7 +37,6 @@ def made(folder: Path) -> tuple[dict[str, Any], bytes]:
     return scores(folder), (folder / "posterior" / "samples.safetensors").read_bytes()
 
 
-@dataclasses.dataclass(frozen=True)
 class StruckJob(Job):
     """A run whose process sends itself a signal during its first `deaths` attempts.
 
@@ -53,8 +51,7 @@ class StruckJob(Job):
         super().do(device, _struck(self, self.deaths, self.signal, self.waits, progress))
 
 
-@dataclasses.dataclass(frozen=True)
-class StruckShard(AnswerShard):
+class StruckShard(Shard):
     """A shard whose process kills itself during its first attempt."""
 
     def do(self, device: str, progress: Progress | None) -> None:

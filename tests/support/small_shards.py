@@ -12,8 +12,8 @@ from rebapl.backbones import load_backbone
 from rebapl.learners import build_learner
 from rebapl.posterior import Posterior, load_posterior, save_posterior
 from rebapl.posterior.answers import Question
-from rebapl.runs.answer_shards import AnswerShard, answer_shards, plan_answers
-from rebapl.runs.shards import Place, conclude
+from rebapl.runs.answer_shards import AnswerMaker, entries_of
+from rebapl.runs.shards import Place, ShardedWork, plan_shards, work_on
 
 BROKEN = "image-003.png"
 
@@ -44,19 +44,23 @@ def place_of(out: Path) -> Place:
     return Place(out, out.suffix[1:] or "parquet", joined=bool(out.suffix))
 
 
-def small_shards(run: Path, files: list[Path], out: Path, size: int, **asked: Any) -> list[AnswerShard]:
+def maker_of(run: Path, place: Place, **asked: Any) -> AnswerMaker:
+    """What answers with the posterior in `run`."""
+    return AnswerMaker.of(str(run), *Question(**asked).put_to(load_posterior(run)), place.form)
+
+
+def small_work(run: Path, files: list[Path], out: Path, size: int, **asked: Any) -> ShardedWork:
     """The shards of a prediction with the posterior in `run`."""
-    posterior, question = Question(**asked).put_to(load_posterior(run))
     place = place_of(out)
-    return plan_answers(place, str(run), posterior, question, files, size)
+    return plan_shards(place, maker_of(run, place, **asked), entries_of(files), size)
 
 
 def answer_all(run: Path, files: list[Path], out: Path, size: int = 40, **asked: Any) -> None:
     """Answer all images in this process."""
-    shards = small_shards(run, files, out, size, **asked)
-    for _ in answer_shards([shard for shard in shards if not shard.is_done()], load_posterior(run)):
+    work = small_work(run, files, out, size, **asked)
+    for _ in work_on(work.missing, maker_of(run, work.place, **asked)):
         pass
-    conclude(place_of(out), shards)
+    work.conclude()
 
 
 def rows_of(out: Path) -> pandas.DataFrame:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from rebapl import fit, load_task
 from rebapl.cli.commands import app
 from rebapl.errors import UserError
-from rebapl.runs.run import Job, evaluate_run
+from rebapl.runs.run import Job, cycle_jobs, evaluate_run
 from rebapl.runs.run import run as do_run
 from rebapl.training.log import TRACKERS, TrackedRun, check_trackers, read_log, register_tracker
 
@@ -67,10 +67,10 @@ def test_what_is_in_the_log_and_the_results_is_heard(tmp_path: Path) -> None:
     results = json.loads((out / "results.json").read_text())
     assert listener.heard["novel/nll"] == results["parts"]["novel"]["nll"]
     assert listener.heard["hm"] == results["base_to_novel"]["hm"]
-    assert [(run.name, run.folder) for run in opened] == [("run", out)] * 2
+    assert [(run.name, run.folder) for run in opened] == [("run", out)]
     assert opened[0].settings["method.name"] == "coop"
     assert opened[0].settings["inference.cycles"] == 2
-    assert listener.closed == 2
+    assert listener.closed == 1
 
 
 @pytest.mark.usefixtures("registered")
@@ -80,8 +80,8 @@ def test_cycles_that_were_sampled_apart_are_heard_too(tmp_path: Path) -> None:
         listener = Listener()
         register_tracker(f"listener {apart}")(lambda _, own=listener: own)
         config, out = CONFIG.changed(inference="ensemble"), tmp_path / str(apart)
-        for cycle in range(2) if apart else ():
-            do_run(config, out, device="cpu", cycle=cycle)
+        for job in cycle_jobs(Job.of(config, tmp_path, out=out)) if apart else ():
+            job.do("cpu", None)
         do_run(config, out, device="cpu", score=False, track=[f"listener {apart}"])
         heard.append([(step, values["loss"]) for step, values in listener.rows])
     assert heard[0] == heard[1] != []

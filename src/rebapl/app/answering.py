@@ -1,6 +1,5 @@
 """Answers for images that arrive at any time from many clients, computed by one thread.
 
-Requests wait in a queue. The thread takes all waiting requests and answers those with the same class names together.
 The posteriors for the latest lists of class names are cached, so that each list is encoded once. Each image has its own
 pass through the model, because the rounding of a pass depends on the number of images in it. So an answer has the same
 digits as that of `rebapl predict RUN IMAGE`, whatever other clients send.
@@ -9,14 +8,13 @@ digits as that of `rebapl predict RUN IMAGE`, whatever other clients send.
 from __future__ import annotations
 
 import io
-import queue
 import threading
 import time
 import warnings
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,7 +29,7 @@ from rebapl.data.workers import portions
 from rebapl.errors import UserError
 from rebapl.evaluation.tasks import part_views
 from rebapl.numbers import spread
-from rebapl.posterior import Posterior, Prediction
+from rebapl.posterior import Posterior
 from rebapl.reports.pictures import embedded
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
@@ -43,8 +41,8 @@ MAX_PIXELS = 50_000_000
 WAITING = 64
 """The largest number of waiting requests. Further requests are refused until some have been answered."""
 
-TOGETHER = 32
-"""The largest number of requests that are answered together."""
+AT_ONCE = 32
+"""The number of training images that are in memory at one time while their features are computed."""
 
 KEPT = 8
 """The number of lists of class names, the latest ones, whose encoded texts are cached. Each may take GPU memory."""
@@ -72,7 +70,6 @@ class Upload:
     class_names: Sequence[str] | None = None
     top: int = 3
     nearest: bool = False
-    answer: Future[dict[str, Any]] = field(default_factory=Future, compare=False)
 
 
 def view_of(content: bytes, preprocessing: Preprocessing) -> Tensor:
@@ -92,73 +89,35 @@ def view_of(content: bytes, preprocessing: Preprocessing) -> Tensor:
 
 
 class Answering:
-    """A posterior that answers each `Upload` in a separate thread, which runs from `start` to `stop`."""
+    """A posterior that answers each `Upload` in a separate thread. `start` prepares the thread, and `stop` ends it."""
 
     def __init__(self, posterior: Posterior, task: Task | None = None) -> None:
         self.posterior = posterior
         self.nearby = None if task is None else Nearby(posterior, task)
-        self.together: Counter[int] = Counter()
-        """For each number of requests, how often exactly this number was answered together."""
         self._bound: OrderedDict[tuple[str, ...], Posterior] = OrderedDict()
-        self._waiting: queue.Queue[Upload | None] = queue.Queue(WAITING)
-        self._thread = threading.Thread(target=self._work, name="answering", daemon=True)
+        self._room = threading.BoundedSemaphore(WAITING)
+        self._thread = ThreadPoolExecutor(1, "answering")
 
     def start(self) -> None:
-        self._thread.start()
+        """Choose the number of torch threads for the thread. If no image can be answered, the error is raised here."""
+        if self.posterior.learner.encoder.device.type == "cpu":
+            self._thread.submit(lambda: torch.set_num_threads(quickest_threads(self.posterior))).result()
 
     def stop(self) -> None:
         """Answer the waiting requests, and end the thread."""
-        self._waiting.put(None)
-        self._thread.join()
+        self._thread.shutdown()
 
     def ask(self, upload: Upload) -> Future[dict[str, Any]]:
-        """Put an upload into the queue, and return the future of its answer."""
-        try:
-            self._waiting.put_nowait(upload)
-        except queue.Full:
-            raise RefusedError(503, f"{WAITING} requests wait already: try again in a moment") from None
-        return upload.answer
+        """Let an upload wait for its answer, and return the future of the answer."""
+        if not self._room.acquire(blocking=False):
+            raise RefusedError(503, f"{WAITING} requests wait already: try again in a moment")
+        answer = self._thread.submit(self._answer, upload)
+        answer.add_done_callback(lambda _: self._room.release())  # also if the client has disconnected
+        return answer
 
-    def _work(self) -> None:
-        if self.posterior.learner.encoder.device.type == "cpu":
-            torch.set_num_threads(quickest_threads(self.posterior))
-        ended = False
-        while not ended:
-            taken = [self._waiting.get()]
-            while len(taken) < TOGETHER and not self._waiting.empty():
-                taken.append(self._waiting.get())
-            ended = None in taken  # `stop` puts None into the queue
-            self._answer([upload for upload in taken if upload is not None])
-
-    def _answer(self, uploads: Sequence[Upload]) -> None:
-        by_names: dict[tuple[str, ...], list[Upload]] = {}
-        for upload in uploads:
-            if upload.answer.set_running_or_notify_cancel():  # False if the client has disconnected
-                by_names.setdefault(tuple(upload.class_names or ()), []).append(upload)
-        for names, group in by_names.items():
-            self.together[len(group)] += 1
-            try:
-                bound = self._among(names)
-                views = ((["image"], upload.view[None]) for upload in group)
-                for upload, prediction in zip(group, bound.predict_portions(views), strict=True):
-                    upload.answer.set_result(self._content(upload, prediction))
-            except Exception as error:  # any error is passed to these clients, and the thread goes on
-                for upload in group:
-                    if not upload.answer.done():
-                        upload.answer.set_exception(error)
-
-    def _among(self, names: tuple[str, ...]) -> Posterior:
-        """The posterior for these class names, from the cache if it is there."""
-        if not names:
-            return self.posterior
-        bound = self._bound.pop(names, None) or self.posterior.among(list(names))
-        self._bound[names] = bound
-        if len(self._bound) > KEPT:
-            self._bound.popitem(last=False)
-        return bound
-
-    def _content(self, upload: Upload, prediction: Prediction) -> dict[str, Any]:
+    def _answer(self, upload: Upload) -> dict[str, Any]:
         """The output of `rebapl predict --format json` for one image, the answers of each sample, and near images."""
+        prediction = self._among(tuple(upload.class_names or ())).predict_views(upload.view[None], names=["image"])
         opinions = [
             {
                 "class": prediction.class_names[int(alone[0].argmax())],
@@ -169,6 +128,16 @@ class Answering:
         ]
         nearest = self.nearby.to(upload.view) if upload.nearest and self.nearby is not None else []
         return {**prediction.to_dict(upload.top), "opinions": opinions, "nearest": nearest}
+
+    def _among(self, names: tuple[str, ...]) -> Posterior:
+        """The posterior for these class names, from the cache if it is there."""
+        if not names:
+            return self.posterior
+        bound = self._bound.pop(names, None) or self.posterior.among(list(names))
+        self._bound[names] = bound
+        if len(self._bound) > KEPT:
+            self._bound.popitem(last=False)
+        return bound
 
 
 def quickest_threads(posterior: Posterior, clock: Callable[[], float] = time.perf_counter) -> int:
@@ -200,7 +169,7 @@ class Nearby:
         self.features = torch.cat(
             [
                 posterior.image_features(part_views(posterior, replace(task.train, items=some)))
-                for some in portions(self.items, TOGETHER)
+                for some in portions(self.items, AT_ONCE)
             ]
         )
 

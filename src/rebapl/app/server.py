@@ -221,7 +221,6 @@ def build_app(answering: Answering, title: str, hosts: list[str], rate: float = 
             "temperature": posterior.temperature_for(),
             "outside": posterior.outside is not None,
             "set_level": None if posterior.conformal is None else posterior.conformal.level,
-            "answered_together": {str(count): times for count, times in sorted(answering.together.items())},
             "version": __version__,
         }
         return JSONResponse(content)
@@ -235,7 +234,7 @@ def build_app(answering: Answering, title: str, hosts: list[str], rate: float = 
 
     @contextlib.asynccontextmanager
     async def life(_: Starlette) -> AsyncIterator[None]:
-        answering.start()
+        await asyncio.to_thread(answering.start)
         yield
         await asyncio.to_thread(answering.stop)
 

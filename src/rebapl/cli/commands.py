@@ -96,11 +96,10 @@ def _interruption(ending: BaseException) -> Interrupted:
 
 def _how_to_go_on(kept: str) -> str:
     """The last line after an interruption: which part of the work is kept, and the command that continues it."""
-    words = sys.argv[1:]
-    if not kept and not any(word in RESUMABLE for word in words):
+    words = [word for word in sys.argv[1:] if word != "--anew"]  # given again, it would delete what is done now
+    commands = {command.callback.__name__ for command in app.registered_commands if command.callback}
+    if not kept and next((word for word in words if word in commands), None) not in RESUMABLE:
         return "stopped"
-    if kept:  # --anew would delete it
-        words = [word for word in words if word != "--anew"]
     message = kept or "finished runs are kept, and the others go on from their last checkpoint, if they have one"
     return f"stopped; {message}. Go on with: rebapl {shlex.join(words)}"
 

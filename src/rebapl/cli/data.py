@@ -81,7 +81,7 @@ def _describe(name: str, root: Path | None) -> None:
     print("  files below the data root:")
     missing = [] if root is None else entry.missing(root)
     for line, path in zip((f"{entry.images}/", *entry.lists), entry.needed_files(root or Path()), strict=True):
-        print(f"    {PurePosixPath(entry.folder, line)}{' (missing)' if path in missing else ''}")
+        print(f"    {entry.folder}/{line.removeprefix('./')}{' (missing)' if path in missing else ''}")
     print("  where they come from (nothing is fetched):")
     for source in entry.sources:
         print(f"    {source}")

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from rebapl.cli import options
-from rebapl.cli.shards import do_shards
+from rebapl.cli.shards import do_shards, workers
 from rebapl.errors import UserError, unknown
-
-if TYPE_CHECKING:
-    from rebapl.runs.engine import Engine
 
 
 def embed(
@@ -56,9 +53,9 @@ def embed(
     options.expect_workers(None, jobs)
     from rebapl.backbones import load_backbone
     from rebapl.cli.progress import StepProgress
-    from rebapl.data.features import FORMS, PRECISIONS
-    from rebapl.runs.embedding import CPU_SIZE, SIZE, embed_shards, features_place, gather_images, plan_features
-    from rebapl.runs.machine import best_device
+    from rebapl.data.features import FORMS, PRECISIONS, WHAT
+    from rebapl.runs.embedding import CPU_SIZE, SIZE, FeatureMaker, gather_images
+    from rebapl.runs.shards import Place
     from rebapl.training import default_backbone
 
     for option, value, accepted in (("form", form, FORMS), ("precision", precision, PRECISIONS)):
@@ -66,14 +63,11 @@ def embed(
             raise unknown(option, value, accepted)
     if not images and not list_:
         raise UserError("which images? Name a data set, folders, files, tar archives, or --list FILE")
-    place, devices = features_place(out, form), options.parse_names("--device", device) or []
+    place = Place(out, form, joined=False, what=WHAT)
     place.check()
-    where: Engine[Any] | None = None
-    if any(option is not None for option in (engine, jobs, engine_option or None)) or len(devices) > 1:
-        where = options.engine_of(engine or "local", out, device, jobs, engine_option)
+    where, devices = workers(place, device, jobs, engine, engine_option)
     gathered = gather_images(images or [], list_ or [], root=root, split=split, unlabelled=unlabelled)
-    on = "cpu" if where is not None else best_device(device)
-    encoder = load_backbone(backbone or default_backbone(gathered.data or ""), on)
+    encoder = load_backbone(backbone or default_backbone(gathered.data or ""), devices[0])
     size = shard or (CPU_SIZE if where is None and encoder.device.type == "cpu" else SIZE)
     with StepProgress(quiet, "images", where is None or not sys.stdout.isatty()) as progress:
         if gathered.passed_over:
@@ -81,8 +75,9 @@ def embed(
         do_shards(
             progress,
             place,
-            lambda: plan_features(place, gathered, encoder, precision=precision, size=size, strict=strict),
-            lambda shards, pace: embed_shards(shards, encoder, pace),
+            FeatureMaker.of(gathered, encoder, form, precision=precision, strict=strict),
+            gathered.entries,
+            size,
             where,
             doing="embedding",
             done="embedded",

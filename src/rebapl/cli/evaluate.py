@@ -76,6 +76,7 @@ def evaluate(
     from rebapl.data.catalogue import is_own
     from rebapl.posterior.storage import read_manifest
     from rebapl.reports.results import corruption_table, scores_table
+    from rebapl.runs.config import with_full_paths
     from rebapl.runs.folder import POSTERIOR, read_config, scored_as
     from rebapl.runs.run import evaluate_run
 
@@ -91,7 +92,7 @@ def evaluate(
         "corruptions": options.parse_names("--corruptions", corruptions),
     }
     changed = asked.changed(**{key: value for key, value in changes.items() if value is not None})
-    config = scored_as(changed, protocol, options.parse_names("--targets", targets))
+    config = with_full_paths(scored_as(changed, protocol, options.parse_names("--targets", targets)))
     if heat_map and len(read_manifest(run / POSTERIOR).weights) == 1:
         raise UserError(f"{run} has one sample: there are no distances to draw, so leave --heat-map out")
     flags = {"weights": fit_weights, "temperature": fit_temperature}
@@ -111,7 +112,7 @@ def evaluate(
             undo=undo,
             views=views,
             track=trackers,
-            progress=progress.begin(f"scoring {printable(str(run))}"),
+            progress=lambda what: progress.begin(f"scoring {printable(str(run))}{what}"),
         )
     print_table(scores_table(result, title=str(run)))
     if "weights" in fits or "weights" in undo:

@@ -53,8 +53,8 @@ def learn(
             openai/clip-vit-base-patch16.
         shots: Largest number of images of each class to learn from.
         template: Text for a class, with {} for its name.
-        risk: Largest share of wrong answers to allow, 0.05 if not given; if it is too unsure of an image, the answer is
-            'I don't know'. If the photos are learned already, --risk or --confidence chooses this threshold again
+        risk: Largest share of wrong answers to allow, 0.05 if not given. To keep to it, a prediction that is too unsure
+            is 'I don't know'. If the photos are learned already, --risk or --confidence chooses this threshold again
             without a training.
         confidence: How sure to be that no larger share of answers is wrong; 0.9 if not given, and 0 promises nothing.
         set_level: Also fit prediction sets that hold the right class of this share of images, such as 0.9.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin,
 import typer
 
 import rebapl
-from rebapl.errors import UserError, unknown
+from rebapl.errors import UserError
 from rebapl.runs.workers import begin_server
 
 if TYPE_CHECKING:
@@ -161,7 +161,8 @@ ShardEngine = Annotated[
     str | None,
     typer.Option(
         help="Do the shards side by side, in other processes: local (this machine), ray (a Ray cluster) or slurm "
-        "(SLURM jobs). If not given, this process does them, or local if --jobs is given."
+        "(SLURM jobs). If not given, it is local with --jobs or --engine-option, or with several devices and a folder "
+        "as --out; otherwise this process does them."
     ),
 ]
 
@@ -174,30 +175,28 @@ def engine_of(
     >>> engine_of("ray", Path("runs"), jobs=3)
     Traceback (most recent call last):
     rebapl.errors.UserError: --jobs is for --engine local, not for ray: leave it out
-    >>> engine_of("ray", Path("runs"), options=["adress=x"])
+    >>> engine_of("ray", Path("runs"), options=["cpus=0"])
     Traceback (most recent call last):
-    rebapl.errors.UserError: unknown option of ray 'adress': did you mean 'address'? Accepted: address, cpus, gpus
+    rebapl.errors.UserError: --engine-option cpus is '0': it must be at least 0.01 (engine ray)
     """
-    from rebapl.runs.engine import ENGINES, LocalEngine
+    from rebapl.runs.engine import ENGINES
+    from rebapl.settings import SettingError
 
-    engine, settings = ENGINES.find(name), dict[str, str]()
+    engine, values = ENGINES.find(name), dict[str, Any]()
     for word in options or ():
         option, equals, value = word.partition("=")
         if not option or not equals or not value:
             raise UserError(f"--engine-option {word}: write NAME=VALUE, such as address=auto or time=2:00:00")
-        settings[option.strip().replace("-", "_")] = value.strip()
-    if engine is LocalEngine:
-        if settings:
-            raise UserError(f"--engine-option {next(iter(settings))}: the engine local has --device and --jobs")
-        return LocalEngine(parse_names("--device", device), 1 if jobs is None else jobs)
-    for local, setting in (("--device", device), ("--jobs", jobs)):
-        if setting is not None:
-            raise UserError(f"{local} is for --engine local, not for {name}: leave it out")
-    accepted = list(inspect.signature(engine).parameters)[1:]
-    for option in settings:
-        if option not in accepted:
-            raise unknown(f"option of {name}", option, accepted)
-    return engine(runs, **settings)
+        values[option.strip().replace("-", "_")] = value.strip()
+    for option, key, given in (("--device", "devices", parse_names("--device", device)), ("--jobs", "jobs", jobs)):
+        if given is not None:
+            if key not in engine.Options.model_fields:
+                raise UserError(f"{option} is for --engine local, not for {name}: leave it out")
+            values[key] = given
+    try:
+        return engine(runs=runs, **values)
+    except SettingError as error:
+        raise UserError(f"--engine-option {error} (engine {name})") from error
 
 
 def parse_names(option: str, text: str | None) -> list[str] | None:

@@ -13,7 +13,7 @@ import typer
 
 from rebapl.cli import options
 from rebapl.cli.run_notes import ONLY_DRAWINGS, notes_of
-from rebapl.cli.shards import Watch, counted, do_shards, nothing_read
+from rebapl.cli.shards import IN_SHARDS, Watch, counted, do_shards, nothing_read, workers
 from rebapl.errors import UserError, printable, unknown
 
 if TYPE_CHECKING:
@@ -23,12 +23,9 @@ if TYPE_CHECKING:
     from rebapl.posterior.answers import Question
     from rebapl.posterior.images import ImageFiles
     from rebapl.posterior.prediction import Average
-    from rebapl.runs.engine import Engine
     from rebapl.runs.shards import Place
 
 PIPE = Path("-")
-
-IN_SHARDS = "of a .csv, .jsonl or .parquet file, or of a folder: name it with --out"
 
 PHOTOS = ("JPEG", "MPO", "HEIF", "WEBP")
 """File formats that photos have, and drawings rarely."""
@@ -86,26 +83,14 @@ def predict(
     from rebapl.posterior import load_posterior
     from rebapl.posterior.answers import Question
     from rebapl.posterior.images import ImageFiles
-    from rebapl.runs.answer_shards import CPU_SIZE, SIZE, answer_shards, plan_answers
-    from rebapl.runs.machine import best_device
+    from rebapl.runs.answer_shards import CPU_SIZE, SIZE, AnswerMaker, entries_of
 
-    devices = options.parse_names("--device", device) or []
     form, place = _place(format_, out)
-    several = len(devices) > 1
-    where: Engine[Any] | None = None
-    if any(option is not None for option in (engine, jobs, engine_option or None)) or (
-        several and place is not None and not place.joined
-    ):
-        if place is None:
-            raise UserError(f"--engine, --engine-option and --jobs do shards {IN_SHARDS}")
-        where = options.engine_of(engine or "local", place.folder, device, jobs, engine_option)
+    where, devices = workers(place, device, jobs, engine, engine_option)
     if shard is not None and place is None:
         raise UserError(f"--shard is the size of shards {IN_SHARDS}")
     if out is not None and (place is None or place.joined):
         refuse_unwritable(out)
-    first = "cpu" if where is not None else best_device(next(iter(devices), None))
-    for name in devices if where is None else ():
-        best_device(name)  # refuses a device that is not here
     names = options.parse_class_names(classes)
     piped = PIPE in (images or [])
     stored = _stored_features(images or [], list_ or [])
@@ -117,12 +102,12 @@ def predict(
     known = files.known if stored is None else len(stored)
     if not known and not piped:
         raise UserError("which images? Name files or folders, --list FILE, or - for paths that come through a pipe")
-    posterior = load_posterior(run, backbone, first)
+    posterior = load_posterior(run, backbone, devices[0])
     if stored is not None:
         check_features(posterior.learner, stored)
         if shard is not None:
             raise UserError("--shard is for images: stored features keep the shards that they have; leave it out")
-    if several and where is None:
+    if len(devices) > 1:
         posterior = posterior.spread(devices)
     alone = known == 1 and not piped
     posterior, question = Question(
@@ -136,13 +121,9 @@ def predict(
             _show(progress, posterior, question, stored or files, form, out, None if piped else known)
             return
         size = shard or (CPU_SIZE if where is None and posterior.learner.encoder.device.type == "cpu" else SIZE)
-        do_shards(
-            progress,
-            place,
-            lambda: plan_answers(place, str(run), posterior, question, stored or files, size),
-            lambda shards, pace: answer_shards(shards, posterior, pace),
-            where,
-        )
+        size = size if stored is None else 1  # stored features keep their shards, each of which is one entry
+        maker = AnswerMaker.of(str(run), posterior, question, place.form, stored)
+        do_shards(progress, place, maker, entries_of(stored or files), size, where)
 
 
 def _stored_features(images: list[Path], lists: list[Path]) -> StoredFeatures | None:

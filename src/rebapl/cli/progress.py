@@ -84,7 +84,7 @@ class StepProgress:
             redirect_stdout=False,  # rows and tables stay on stdout
         )
         self.states = dict.fromkeys((job.folder for job in jobs), "queued")
-        self._works: dict[Path, Moved] = {}
+        self._works: dict[Path, Steps] = {}
 
     def __enter__(self) -> StepProgress:
         self.progress.start()
@@ -118,19 +118,26 @@ class StepProgress:
             again = f", attempt {event.attempt}" if event.attempt > 1 else ""
             self.start_line(f"{job.name}: started on {event.device}{again}")
             self.states[job.folder] = "running"
-            self._works[job.folder] = self.begin(job.name)
+            self._works[job.folder] = Steps(self, job.name)
         elif isinstance(event, Stepped):
-            self._works[job.folder](event.done, event.total, event.loss, job.phase(event.done, event.total))
+            self._works[job.folder].moved(event.done, event.total, event.loss, job.phase(event.done, event.total))
         elif isinstance(event, Stalled):
             self.warn(f"{job.name}: no progress for {roughly(event.seconds)}; it goes on, or end it with Ctrl-C")
         elif isinstance(event, Retried):
             self.states[job.folder] = "queued"
+            self._end_bar(job)
             self.warn(f"{job.name}: is tried again, {event.failure}")
         else:
             self._ended(event)
 
+    def _end_bar(self, job: Work) -> None:
+        """Remove the bar of a job, which may have ended before its last step."""
+        if job.folder in self._works:
+            self._works.pop(job.folder).end()
+
     def _ended(self, outcome: Outcome) -> None:
         self.states[outcome.folder] = outcome.state
+        self._end_bar(outcome.job)
         if not outcome.attempts:
             return
         how = f"done in {clock(outcome.seconds)}" if outcome.state == "done" else outcome.state
@@ -176,7 +183,12 @@ class Steps:
             self.bar = bars.add_task(self.title, note="")
         bars.update(self.bar, completed=done, total=total, note=note)
         if self.shown.states and done == total:  # of jobs, only running ones have bars
-            bars.remove_task(self.bar)
+            self.end()
+
+    def end(self) -> None:
+        """Remove the bar."""
+        if self.bar is not None:
+            self.shown.progress.remove_task(self.bar)
             self.bar = None
 
 

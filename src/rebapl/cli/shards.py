@@ -3,71 +3,92 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from rebapl.cli import options
 from rebapl.errors import UserError, printable
 from rebapl.wording import number_of
 
 if TYPE_CHECKING:
     from rebapl.cli.progress import StepProgress
-    from rebapl.posterior.answers import Pace
     from rebapl.posterior.records import Record
     from rebapl.runs.engine import Engine
-    from rebapl.runs.shards import Place, Shard
+    from rebapl.runs.row_maker import Entry, RowMaker
+    from rebapl.runs.shards import Place
+
+IN_SHARDS = "of a .csv, .jsonl or .parquet file, or of a folder: name it with --out"
 
 NAMED = 10
 """The largest number of unreadable images that are named. Further ones are only counted."""
 
 
+def workers(
+    place: Place | None, device: str | None, jobs: int | None, engine: str | None, engine_options: list[str] | None
+) -> tuple[Engine[Any] | None, list[str]]:
+    """The engine that does the shards of a place, and the devices on which this process works itself.
+
+    The engine is None if this process does the shards. It does if no option of an engine is given, and there is one
+    device or the result is one file; several devices then share its work.
+    """
+    from rebapl.runs.machine import best_device
+
+    names = options.parse_names("--device", device) or []
+    wanted = any(option is not None for option in (engine, jobs, engine_options or None))
+    if wanted and place is None:
+        raise UserError(f"--engine, --engine-option and --jobs do shards {IN_SHARDS}")
+    if place is not None and (wanted or (len(names) > 1 and not place.joined)):
+        return options.engine_of(engine or "local", place.folder, device, jobs, engine_options), ["cpu"]
+    return None, [best_device(name) for name in names] or [best_device()]
+
+
 def do_shards(
     progress: StepProgress,
     place: Place,
-    plan: Callable[[], Sequence[Shard]],
-    do_here: Callable[[Sequence[Any], Pace], Iterator[list[Record]]],
+    maker: RowMaker,
+    entries: Mapping[str, Entry],
+    size: int,
     where: Engine[Any] | None,
     doing: str = "predicting",
     done: str = "answered",
 ) -> None:
-    """Do the missing shards of a `plan`, and print at the end how many images are done.
+    """Do the missing shards of these images (see `plan_shards`), and print at the end how many images are done.
 
-    `where` is the engine that does them; if it is None, `do_here` does them in this process. `do_here` yields records
-    with the `image` and the `error` of each image, a portion at a time.
+    `where` is the engine that does them; if it is None, `maker` does them in this process.
     """
     from rebapl.cli.progress import StepProgress
     from rebapl.files import alone_in
     from rebapl.interruption import Interrupted
     from rebapl.runs.jobs import Outcome, check_outcomes
-    from rebapl.runs.shards import conclude, count_rows
+    from rebapl.runs.shards import plan_shards, work_on
 
     with alone_in(place.out):
-        shards = plan()
-        missing = [shard for shard in shards if not shard.is_done()]
-        before, _ = count_rows(place, shards)
+        work = plan_shards(place, maker, entries, size)
+        missing, before = work.missing, work.rows
         count = sum(shard.count for shard in missing)
         progress.start_line(f"{doing} {number_of(count, 'image')} into {place.out}")
         outcomes: list[Outcome] = []
         watch = Watch(progress, count, doing)
         try:
             if where is None:
-                for records in do_here(missing, watch.pace):
+                for records in work_on(missing, maker, watch.pace):
                     watch(records)
             else:
                 with StepProgress(progress.quiet, jobs=missing) as live:
                     outcomes += where.run(missing, live.show)
         except KeyboardInterrupt as error:
-            rows, _ = count_rows(place, shards)
+            work.look()
             number = error.signal if isinstance(error, Interrupted) else signal.SIGINT
-            raise Interrupted(number, f"{rows} of {before + count} images are {done} in {place.out}") from error
-        rows, not_read = count_rows(place, shards)
-        conclude(place, shards)
+            raise Interrupted(number, f"{work.rows} of {before + count} images are {done} in {place.out}") from error
+        work.conclude()
+    not_read = work.not_read
     if where is not None:
         for image, why in not_read:
             watch.skip(image, why)
-    if rows:
-        print(f"{counted(rows, before, len(not_read))}: {printable(str(place.out))}")
+    if work.rows:
+        print(f"{counted(work.rows, before, len(not_read))}: {printable(str(place.out))}")
     check_outcomes(outcomes)
-    if rows == len(not_read):
+    if work.rows == len(not_read):
         raise UserError(nothing_read(not_read))
 
 

@@ -82,6 +82,7 @@ def load_posterior(
     folds = []
     for number in sorted(groups, key=int):
         of_fold, count = built(), len(next(iter(groups[number].values())))
+        groups[number].pop("", None)
         stacks = _fitted(groups[number], of_fold, count, method, samples)
         if manifest.conformal is not None:  # its class names may have another order than those of the training
             of_fold = of_fold.bind(manifest.conformal.class_names, manifest.template)

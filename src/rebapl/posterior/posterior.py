@@ -430,14 +430,6 @@ class Posterior:
         earlier = EarlierWeights(tuple(self.weights.tolist()), replaced_by=why, replaced_at=now)
         return replace(changed, earlier_weights=(*self.earlier_weights, earlier))
 
-    def answers_as(self, other: Posterior) -> bool:
-        """Whether it has the weights, views and temperature of another posterior, which has the same samples."""
-        own, theirs = (
-            (each.weights.tolist(), each.views, each.temperature and replace(each.temperature, images=0))
-            for each in (self, other)
-        )
-        return own == theirs
-
     def with_views(self, count: int) -> Posterior:
         """The same posterior, whose answers average over `count` views of each image; see `rebapl.posterior.views`.
 

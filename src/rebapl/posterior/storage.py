@@ -122,14 +122,6 @@ def save_posterior(posterior: Posterior, folder: Path | str, backbone: str | Non
     return folder
 
 
-def is_stored(posterior: Posterior, folder: Path) -> bool:
-    """Whether a folder holds this posterior as `save_posterior` writes it; its `posterior.json` is compared."""
-    if not (folder / MANIFEST).is_file():
-        return False
-    manifest = _manifest(posterior, hashlib.sha256(_content(posterior)).hexdigest())
-    return bool(manifest["sha256"] == read_json(folder / MANIFEST, "a posterior").get("sha256"))
-
-
 def read_manifest(folder: Path) -> Manifest:
     """Read `posterior.json`. It is refused if it has another format, if it was edited, or if an entry is wrong."""
     path = folder / MANIFEST
@@ -216,7 +208,9 @@ def _content(posterior: Posterior) -> bytes:
                 raise UserError(
                     "the samples of a fold must have equal weights to be saved: use its with_uniform_weights()"
                 )
-            tensors |= {f"{number}:{name}": stack for name, stack in fold.samples.items()}
+            # A fold of a method without parameters has its weights, so that it counts.
+            stacks = fold.samples or {"": fold.weights}
+            tensors |= {f"{number}:{name}": stack for name, stack in stacks.items()}
     # Cloned, because tensors that share memory, such as the same samples of two folds, are refused.
     layout = torch.contiguous_format
     return save({name: tensor.detach().cpu().clone(memory_format=layout) for name, tensor in tensors.items()})

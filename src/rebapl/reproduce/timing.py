@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,6 +13,7 @@ from torch.utils.benchmark import Timer
 from rebapl.backbones import DualEncoder
 from rebapl.data.batches import LabelledImages
 from rebapl.data.task import load_task
+from rebapl.data.workers import cores
 from rebapl.learners import build_learner
 from rebapl.posterior import Posterior
 from rebapl.randomness import generator
@@ -125,7 +125,7 @@ def _devices(context: Context) -> list[str]:
     """The devices over which work is spread: those that the user named, or the cores of the CPU, or the only GPU."""
     if context.devices and len(context.devices) > 1:
         return [best_device(device) for device in context.devices]
-    return ["cpu"] * (os.cpu_count() or 1) if context.device == "cpu" else [context.device]
+    return ["cpu"] * cores() if context.device == "cpu" else [context.device]
 
 
 def _latency_notes(filled: FilledTable) -> list[str]:

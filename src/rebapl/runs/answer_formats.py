@@ -8,14 +8,12 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import shutil
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rebapl.files import clear_refusals, import_parquet
+from rebapl.files import import_parquet, written_whole
 from rebapl.posterior.records import RANKED, Record, columns, row_of, said
 
 if TYPE_CHECKING:
@@ -85,27 +83,17 @@ def images_in(file: Path, form: str) -> list[str]:
     return [name.removeprefix("'") for name in names] if form == ESCAPED else names
 
 
-def join(out: Path, shards: Sequence[Path], form: str, top: int) -> Path:
-    """Write the rows of `out`, if it exists, and then those of the shards into a temporary file in the same folder."""
-    with clear_refusals(out):
-        handle, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.", suffix=".tmp")
-        existing = [out] if out.exists() else []
-        try:
-            with os.fdopen(handle, "wb") as stream:
-                if form == "parquet":
-                    _join_parquet([*existing, *shards], stream, top)
-                else:
-                    stream.write(b"" if existing else head_bytes(form, top))
-                    for part in (*existing, *shards):
-                        with part.open("rb") as rows:
-                            shutil.copyfileobj(rows, stream)
-                stream.flush()
-                os.fsync(stream.fileno())
-            Path(name).chmod(0o644)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-    return Path(name)
+def join(out: Path, shards: Sequence[Path], form: str, top: int, whole: Path) -> None:
+    """Write the rows of `out`, if it exists, and then those of the shards into the file `whole`."""
+    existing = [out] if out.exists() else []
+    with written_whole(whole) as stream:
+        if form == "parquet":
+            _join_parquet([*existing, *shards], stream, top)
+            return
+        stream.write(b"" if existing else head_bytes(form, top))
+        for part in (*existing, *shards):
+            with part.open("rb") as rows:
+                shutil.copyfileobj(rows, stream)
 
 
 def _join_parquet(parts: Sequence[Path], stream: Any, top: int) -> None:

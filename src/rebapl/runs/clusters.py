@@ -23,11 +23,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field, model_validator
+
 from rebapl.errors import UserError, first_line
 from rebapl.files import read_json, write_atomically, write_json
-from rebapl.runs.engine import ENGINES, GRACE_SECONDS, Engine
+from rebapl.runs.engine import ENGINES, GRACE_SECONDS, Engine, EngineOptions
 from rebapl.runs.jobs import Failure, Work, perform_text, read_failure, read_progress
 from rebapl.runs.workers import in_a_safe_folder
+from rebapl.settings import refuse
 
 CONNECT_SECONDS = 10.0
 """How many seconds a cluster may take to answer at its address."""
@@ -46,14 +49,18 @@ def _imported(package: str, engine: str) -> Any:
         raise UserError(f"--engine {engine} needs {package}: pip install 'rebapl[{engine}]'") from error
 
 
-def _number(name: str, value: float | str, least: float) -> float:
-    try:
-        number = float(value)
-    except ValueError:
-        number = -1.0
-    if not least <= number < 10_000:
-        raise UserError(f"{name} is {value}: give a number of at least {least:g}")
-    return number
+class RayOptions(EngineOptions):
+    """The address of the cluster, and the CPUs and GPUs that each job takes; see `RayEngine`."""
+
+    address: str | None = None
+    cpus: float = Field(default=1.0, ge=0.01, lt=10_000)
+    gpus: float | None = Field(default=None, ge=0, lt=10_000)
+
+    @model_validator(mode="after")
+    def _check(self) -> RayOptions:
+        if self.gpus is not None and self.gpus > 1 and not self.gpus.is_integer():
+            refuse("gpus", f"is {self.gpus:g}: give a share of one GPU, or a whole number")
+        return self
 
 
 @ENGINES.register("ray")
@@ -65,13 +72,13 @@ class RayEngine(Engine[Any]):
     which may be fractions of one. Without `gpus`, a job takes one GPU if the cluster has any.
     """
 
-    def __init__(
-        self, _runs: Path, address: str | None = None, cpus: float | str = 1.0, gpus: float | str | None = None
-    ) -> None:
-        self.address = address or os.environ.get("RAY_ADDRESS") or "local"
-        self.cpus, self.gpus = _number("cpus", cpus, 0.01), None if gpus is None else _number("gpus", gpus, 0.0)
-        if self.gpus is not None and self.gpus > 1 and not self.gpus.is_integer():
-            raise UserError(f"gpus is {self.gpus:g}: give a share of one GPU, or a whole number")
+    Options = RayOptions
+    options: RayOptions
+
+    def __init__(self, runs: Path = Path("runs"), **options: Any) -> None:
+        super().__init__(runs, **options)
+        self.address = self.options.address or os.environ.get("RAY_ADDRESS") or "local"
+        self.cpus, self.gpus = self.options.cpus, self.options.gpus
         self.threads = max(1, int(self.cpus))
 
     @contextlib.contextmanager
@@ -159,6 +166,16 @@ def _connect(ray: Any, address: str) -> None:
             signal.signal(signal.SIGTERM, before)
 
 
+class SlurmOptions(EngineOptions):
+    """What each job asks of SLURM; see `SlurmEngine`."""
+
+    partition: str | None = None
+    time: str | None = None
+    cpus: int = Field(default=1, ge=1, lt=10_000)
+    gpus: int = Field(default=0, ge=0, lt=10_000)
+    cluster: str = "slurm"
+
+
 @ENGINES.register("slurm")
 class SlurmEngine(Engine["_SlurmJob"]):
     """Submits each job as a SLURM job. All machines must see the folder of the runs.
@@ -169,30 +186,23 @@ class SlurmEngine(Engine["_SlurmJob"]):
     `local` means processes on this machine.
     """
 
-    def __init__(
-        self,
-        runs: Path,
-        partition: str | None = None,
-        time: str | None = None,
-        cpus: float | str = 1,
-        gpus: float | str = 0,
-        cluster: str = "slurm",
-    ) -> None:
-        whole = {"cpus": _number("cpus", cpus, 1), "gpus": _number("gpus", gpus, 0)}
-        for name, value in whole.items():
-            if not value.is_integer():
-                raise UserError(f"{name} is {value:g}: SLURM gives whole CPUs and GPUs")
-        self.folder, self.cluster = (runs / FOLDER).absolute(), cluster
-        self.threads, self.device = int(whole["cpus"]), "cuda" if whole["gpus"] else "cpu"
+    Options = SlurmOptions
+    options: SlurmOptions
+
+    def __init__(self, runs: Path = Path("runs"), **options: Any) -> None:
+        super().__init__(runs, **options)
+        chosen = self.options
+        self.folder, self.cluster = (runs / FOLDER).absolute(), chosen.cluster
+        self.threads, self.device = chosen.cpus, "cuda" if chosen.gpus else "cpu"
         self.parameters: dict[str, Any] = {
             "name": "rebapl",
-            "cpus_per_task": int(whole["cpus"]),
-            "gpus_per_node": int(whole["gpus"]),
+            "cpus_per_task": chosen.cpus,
+            "gpus_per_node": chosen.gpus,
         }
-        if time is not None:
-            self.parameters["timeout_min"] = minutes(time)
-        if partition is not None:
-            self.parameters["slurm_partition"] = partition
+        if chosen.time is not None:
+            self.parameters["timeout_min"] = minutes(chosen.time)
+        if chosen.partition is not None:
+            self.parameters["slurm_partition"] = chosen.partition
 
     @contextlib.contextmanager
     def connected(self) -> Iterator[None]:

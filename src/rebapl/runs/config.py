@@ -14,10 +14,12 @@ from pydantic import Field
 from rebapl.backbones import backbone_stamps
 from rebapl.data.catalogue import is_own, load_dataset, own_path
 from rebapl.data.dataset import Dataset
+from rebapl.data.embedded import NOISE
 from rebapl.data.features import StoredFeatures, is_features
 from rebapl.data.identity import identity
 from rebapl.data.images import files_below
-from rebapl.data.task import Task, check_fold_use, load_task, part_names
+from rebapl.data.task import Task, check_fold_use, load_task, part_names, split_of
+from rebapl.errors import UserError
 from rebapl.files import content_sha256, sha256, stamp
 from rebapl.settings import Settings, leaves
 from rebapl.training import ResolvedTraining, default_backbone, resolve_training
@@ -30,6 +32,9 @@ TRAINED_CLASSES = {"base-to-novel": "base", "selection": "pseudo-base"}
 
 HASH_LENGTH = 10
 
+INDEPENDENT = "such cycles have cold restarts (`ensemble`, or inference.restart=cold), no repulsion and no adaptive end"
+"""What makes cycles independent, for error messages."""
+
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 
 
@@ -40,9 +45,10 @@ class RunConfig(Settings):
     same meaning as in `load_task`. `method_settings` replace the settings published for the method, `epochs` replaces
     the published number of epochs, and `inference_settings` replace values of the preset. `outside` names additional
     test images that belong to none of the trained classes (see `score_outside`). `corruptions` names the ways in which
-    the test images are corrupted for additional scores (see `named_corruptions`). Without an `inference`, the method
-    uses the one that it was published with: `svgd` for APP, `mle` for the others. Without a `backbone`, embedded tasks
-    use the embedded `mini`, and all other data use CLIP ViT-B/16.
+    the test images are corrupted for additional scores (see `named_corruptions`). With a `cycle`, counted from 0, only
+    this cycle is sampled, which must not depend on the others (see `Inference.independent_cycles`). Without an
+    `inference`, the method uses the one that it was published with: `svgd` for APP, `mle` for the others. Without a
+    `backbone`, embedded tasks use the embedded `mini`, and all other data use CLIP ViT-B/16.
 
     >>> config = RunConfig("digits", "maple", "rebapl")
     >>> same = RunConfig("digits", "maple", "rebapl", backbone="mini", inference_settings={"cycles": 2})
@@ -65,6 +71,7 @@ class RunConfig(Settings):
     template: str | None = None
     targets: Names | None = None
     fold: str | None = None
+    cycle: int | None = Field(default=None, ge=0)
     method_settings: dict[str, Any] = Field(default_factory=dict)
     inference_settings: dict[str, Any] = Field(default_factory=dict)
     outside: Names = ()
@@ -83,15 +90,20 @@ class RunConfig(Settings):
         """The requested backbone, or the default one for the data."""
         return self.backbone or default_backbone(self.data)
 
+    def dataset(self, root: Path | None = None) -> Dataset:
+        """The data set of this run; `root` is the folder of data sets. With a `fold`, own images are not split."""
+        if is_own(self.data):
+            return own_images(self.data, self.split, self.template, whole=self.fold is not None)[0]
+        return load_dataset(self.data, root, split=self.split, template=self.template)
+
     def task(self, root: Path | None = None, *, keep_split: bool = False) -> Task:
         """Load the task of this run. `root` is the folder of data sets.
 
         With `keep_split`, a split that is drawn from the user's own images is stored next to these images. Training
         does this.
         """
-        all_images = self.fold is not None and is_own(self.data)
         return load_task(
-            own_images(self.data, None, self.template, whole=True)[0] if all_images else self.data,
+            self.dataset(root) if self.fold is not None else self.data,
             self.shots,
             self.seed,
             self.protocol,
@@ -135,6 +147,11 @@ class RunConfig(Settings):
             method_settings=self.method_settings,
             inference_settings=self.inference_settings,
         )
+        independent = 1 if training.inference is None else training.inference.independent_cycles
+        if self.cycle is not None and not self.cycle < independent > 1:
+            raise UserError(
+                f"cycle = {self.cycle}: this run has no such cycle that does not depend on the others: {INDEPENDENT}"
+            )
         data, backbone = self.data, self.backbone_name
         if is_own(data) and Path(data).expanduser().exists():
             data = f"images:{own_images(data, self.split, self.template, self.fold is not None)[1]}"
@@ -146,6 +163,7 @@ class RunConfig(Settings):
             "backbone": backbone,
             "classes": TRAINED_CLASSES.get(self.protocol, "all"),
             **{name: getattr(self, name) for name in unchanged},
+            **({} if self.cycle is None else {"cycle": self.cycle}),
             **training.plain(),
         }
         return ResolvedRun(settings, training)
@@ -169,10 +187,26 @@ class ResolvedRun:
 
 
 def with_full_paths(config: RunConfig) -> RunConfig:
-    """The same configuration with absolute paths, so that it means the same in every working folder."""
-    paths = {"data": config.data if is_own(config.data) else "", "backbone": config.backbone_name}
-    absolute = {key: Path(path).expanduser().resolve() for key, path in paths.items() if path and path != "mini"}
-    return config.changed(**{key: str(path) for key, path in absolute.items() if path.exists()})
+    """The same configuration with absolute paths of data, backbone and outside images.
+
+    So it means the same in every working folder. A name in the catalogue, of a test part or of the data stays a name,
+    even if there is a folder of that name.
+    """
+    paths = {"data": config.data, "backbone": config.backbone_name}
+    paths = {key: path for key, path in paths.items() if (is_own(path) if key == "data" else path != "mini")}
+    absolute: dict[str, Any] = {key: full_path(path) for key, path in paths.items() if full_path(path) != path}
+    if config.outside:
+        names = (NOISE, "novel", *config.parts(), data_name(config.data))
+        absolute["outside"] = tuple(
+            name if name in names or not is_own(split_of(name)[0]) else full_path(name) for name in config.outside
+        )
+    return config.changed(**absolute)
+
+
+def full_path(name: str) -> str:
+    """The absolute path of a file or folder; a name that is no such path stays as it is."""
+    path = Path(name).expanduser().resolve()
+    return str(path) if path.exists() else name
 
 
 def hash_of(resolved: Mapping[str, Any]) -> str:

@@ -1,11 +1,11 @@
-"""Features in shards: `rebapl embed` runs the frozen image tower once over any number of images."""
+"""The features of `rebapl embed` as rows of shards: the frozen image tower runs once over any number of images."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from rebapl.backbones import DualEncoder
 from rebapl.backbones.features import encode
 from rebapl.data.catalogue import is_own, load_dataset
 from rebapl.data.dataset import SPLITS, Dataset
-from rebapl.data.features import PRECISIONS, WHAT, FeatureRow, shard_bytes, shard_files
+from rebapl.data.features import PRECISIONS, FeatureRow, shard_bytes
 from rebapl.data.images import UnreadableImageError, as_rgb, image_sha256, read_image
 from rebapl.data.own_images import TEMPLATE, has_classes, own_rows, own_template, read_names
 from rebapl.data.tars import is_tar, labels_in_tar, sample_of
@@ -27,7 +27,7 @@ from rebapl.posterior.images import ImageFiles
 from rebapl.posterior.passes import CHUNK
 from rebapl.posterior.records import Record, as_text
 from rebapl.runs.machine import kept_backbone
-from rebapl.runs.shards import Entry, Place, Shard, entries_of, plan_lists, written
+from rebapl.runs.row_maker import Entry
 
 SIZE = 8192
 """Images in a shard: 8 MB of features of 512 numbers, and seconds of work on a GPU."""
@@ -117,149 +117,107 @@ def _names_beside(tar: Path, labels: set[str]) -> dict[str, str] | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class FeatureInquiry:
-    """What is embedded and how, as plain values that can be sent to any process; see `ToEmbed` and `plan_features`."""
+class FeatureMaker:
+    """The `RowMaker` of features: a backbone. `about` describes the features, and `open` reads it in any process.
 
-    backbone: str
-    fingerprint: str
-    start: str
-    data: str | None
-    root: str | None
-    split: str | None
-    classes: Mapping[str, str] | None
-    form: str
-    precision: str
-    strict: bool
+    The entry `work` of `about` has the fields of `ToEmbed` that say where the images are. If it is `strict`, an image
+    that cannot be read is an error. Otherwise it gets no row.
+    """
 
+    about: Mapping[str, Any]
+    encoder: DualEncoder
 
-@dataclasses.dataclass(frozen=True)
-class FeatureShard(Shard):
-    """The features of the images of a shard. `inquiry` is a `FeatureInquiry`."""
+    @classmethod
+    def of(
+        cls, images: ToEmbed, encoder: DualEncoder, form: str, *, precision: str, strict: bool = False
+    ) -> FeatureMaker:
+        """The maker of the features of these images in the format `form`."""
+        about: dict[str, Any] = {
+            "format": form,
+            "rebapl": __version__,
+            "backbone": encoder.name,
+            "revision": encoder.revision,
+            "fingerprint": encoder.fingerprint,
+            "preprocessing": dataclasses.asdict(encoder.preprocessing),
+            "precision": precision,
+            "width": encoder.joint_width,
+            "data": images.name,
+            "own": images.data is None,
+            "template": images.template,
+            "classes": images.classes,
+            "work": {
+                "start": str(images.start),
+                "data": images.data,
+                "root": images.root,
+                "split": images.split,
+                "strict": strict,
+            },
+        }
+        return cls(json.loads(json.dumps(about)), encoder)
 
-    @property
-    def files(self) -> Sequence[Path]:
-        """The files with its features and its other columns. In some formats this is one file."""
-        return shard_files(self.kept_in, self.inquiry["form"], self.number)
-
-    def portions(self, device: str) -> Iterator[list[Record]]:
-        """Encode the images and write the files."""
-        encoder = kept_backbone(self.inquiry["backbone"], device)
-        if encoder.fingerprint != self.inquiry["fingerprint"]:
+    @classmethod
+    def open(cls, about: Mapping[str, Any], device: str) -> FeatureMaker:
+        """The maker that `about` describes. A backbone that has changed since is refused."""
+        encoder = kept_backbone(about["backbone"], device)
+        if encoder.fingerprint != about["fingerprint"]:
             raise UserError(f"the backbone {encoder.name} has changed since the work began: embed in another place")
-        return embed_shards([self], encoder)
+        return cls(about, encoder)
 
+    def count(self, entries: Sequence[Entry]) -> int:
+        """The number of images behind these entries."""
+        return len(entries)
 
-def plan_features(
-    place: Place,
-    images: ToEmbed,
-    encoder: DualEncoder,
-    *,
-    precision: str,
-    size: int,
-    strict: bool = False,
-) -> list[FeatureShard]:
-    """The shards for the features of images. A place with other features is refused; see `plan_lists`.
+    def portions(self, entries: Iterable[Entry], pace: Pace) -> Iterator[list[Record]]:
+        """A record for each image, a portion at a time: `image`, `error`, its `row`, and its `feature` (e,) or None."""
+        on_cpu = self.encoder.device.type == "cpu"
+        portions = self._embedded(read_ahead(self._reader(), entries, CPU_PORTION if on_cpu else CHUNK, pace), pace)
+        return portions if on_cpu else by_one_torch_thread(portions)
 
-    With `strict`, an image that cannot be read is an error. Otherwise it gets no row.
-    """
-    inquiry = FeatureInquiry(
-        backbone=encoder.name,
-        fingerprint=encoder.fingerprint,
-        start=str(images.start),
-        data=images.data,
-        root=images.root,
-        split=images.split,
-        classes=None if images.classes is None else dict(images.classes),
-        form=place.form,
-        precision=precision,
-        strict=strict,
-    )
-    about: dict[str, Any] = {
-        "format": place.form,
-        "rebapl": __version__,
-        "backbone": encoder.name,
-        "revision": encoder.revision,
-        "fingerprint": encoder.fingerprint,
-        "preprocessing": dataclasses.asdict(encoder.preprocessing),
-        "precision": precision,
-        "width": encoder.joint_width,
-        "data": images.name,
-        "own": images.data is None,
-        "template": images.template,
-        "classes": inquiry.classes,
-    }
-    lists = plan_lists(place, json.loads(json.dumps(about)), images.entries, size)
-    plain = dataclasses.asdict(inquiry)
-    return [FeatureShard(place.folder_of(number), plain, number, len(images)) for number, images in enumerate(lists)]
+    def contents(self, records: Sequence[Record]) -> list[bytes]:
+        """The contents of the files of a shard with the features of these images."""
+        readable = [record for record in records if record["error"] is None]
+        features = np.array([record["feature"] for record in readable], dtype=PRECISIONS[self.about["precision"]])
+        features = features.reshape(-1, self.encoder.joint_width)  # also if there is none
+        return shard_bytes([record["row"] for record in readable], features, self.about["format"])
 
+    def _embedded(
+        self, portions: Iterator[tuple[list[tuple[FeatureRow, str]], Tensor]], pace: Pace
+    ) -> Iterator[list[Record]]:
+        for portion, views in portions:
+            features = iter(encode(self.encoder, views).numpy() if len(views) else ())
+            pace.answered(len(portion))
+            yield [
+                {
+                    "image": row.image_path,
+                    "error": error or None,
+                    "row": row,
+                    "feature": None if error else next(features),
+                }
+                for row, error in portion
+            ]
 
-def features_place(out: Path, form: str) -> Place:
-    """A folder as a place of features."""
-    return Place(out, form, joined=False, what=WHAT)
+    def _reader(self) -> Callable[[Entry], tuple[FeatureRow, Tensor | None, str]]:
+        """A function that reads an image: its row, its view, and an empty text; or its row, None, and the error."""
+        work, classes = self.about["work"], self.about["classes"] or {}
+        start = Path(work["start"])
+        dataset = None if work["data"] is None else _dataset(work["data"], work["root"], work["split"])
 
+        def read(entry: Entry) -> tuple[FeatureRow, Tensor | None, str]:
+            name, label, part = entry
+            row = FeatureRow(as_text(name), "", label, classes.get(label), part or None)
+            try:
+                if dataset is None:
+                    image, checksum = read_image(start / name), image_sha256(start / name)
+                else:
+                    image = as_rgb(dataset.load(name), upright=False)  # `load` has turned it upright if it should be
+                    checksum = dataset.checksum(name, image)
+                return row._replace(sha256=checksum), self.encoder.preprocessing.centre(image), ""
+            except UnreadableImageError as error:
+                if work["strict"]:
+                    raise
+                return row, None, error.reason
 
-def embed_shards(
-    shards: Sequence[FeatureShard], encoder: DualEncoder, pace: Pace | None = None
-) -> Iterator[list[Record]]:
-    """Embed the images of shards in one stream, and write each shard when it is complete.
-
-    Yields for each portion of images their records, each with the `image` and the `error` (None if it could be read).
-    """
-    if not shards:
-        return
-    inquiry, pace = FeatureInquiry(**shards[0].inquiry), pace or Pace()
-    size = CPU_PORTION if encoder.device.type == "cpu" else CHUNK
-    done = _embedded(read_ahead(_reader(inquiry, encoder), entries_of(shards), size, pace), encoder, pace)
-
-    def write(shard: FeatureShard, embedded: list[_Embedded]) -> None:
-        readable = [image for image in embedded if image.feature is not None]
-        features = np.array([image.feature for image in readable], dtype=PRECISIONS[inquiry.precision])
-        features = features.reshape(-1, encoder.joint_width)  # also if there is none
-        broken = [(image.row.image_path, image.error) for image in embedded if image.feature is None]
-        shard.write(shard_bytes([image.row for image in readable], features, inquiry.form), broken)
-
-    for portion in written(by_one_torch_thread(done) if encoder.device.type == "cuda" else done, shards, write):
-        yield [{"image": row.image_path, "error": error or None} for row, error, _ in portion]
-
-
-class _Embedded(NamedTuple):
-    """One image: its row, the reason why it could not be read (empty if it could), and otherwise its feature (e,)."""
-
-    row: FeatureRow
-    error: str
-    feature: np.ndarray | None
-
-
-def _embedded(
-    portions: Iterator[tuple[list[tuple[FeatureRow, str]], Tensor]], encoder: DualEncoder, pace: Pace
-) -> Iterator[list[_Embedded]]:
-    for portion, views in portions:
-        features = iter(encode(encoder, views).numpy() if len(views) else ())
-        pace.answered(len(portion))
-        yield [_Embedded(row, error, None if error else next(features)) for row, error in portion]
-
-
-def _reader(inquiry: FeatureInquiry, encoder: DualEncoder) -> Callable[[Entry], tuple[FeatureRow, Tensor | None, str]]:
-    """A function that reads an image: its row, its view, and an empty text; or its row, None, and the error."""
-    start, classes = Path(inquiry.start), inquiry.classes or {}
-    dataset = None if inquiry.data is None else _dataset(inquiry.data, inquiry.root, inquiry.split)
-
-    def read(entry: Entry) -> tuple[FeatureRow, Tensor | None, str]:
-        name, label, part = entry
-        row = FeatureRow(as_text(name), "", label, classes.get(label), part or None)
-        try:
-            if dataset is None:
-                image, checksum = read_image(start / name), image_sha256(start / name)
-            else:
-                image = as_rgb(dataset.load(name), upright=False)  # `load` has turned it upright if it should be
-                checksum = dataset.checksum(name, image)
-            return row._replace(sha256=checksum), encoder.preprocessing.centre(image), ""
-        except UnreadableImageError as error:
-            if inquiry.strict:
-                raise
-            return row, None, error.reason
-
-    return read
+        return read
 
 
 @functools.lru_cache(maxsize=1)

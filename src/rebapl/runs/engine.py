@@ -25,7 +25,9 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 import torch
+from pydantic import ConfigDict, Field
 
+from rebapl.data.workers import cores
 from rebapl.errors import UserError
 from rebapl.plugins import Registry
 from rebapl.runs.jobs import (
@@ -46,6 +48,7 @@ from rebapl.runs.jobs import (
 )
 from rebapl.runs.machine import best_device, forget_backbone
 from rebapl.runs.workers import in_a_safe_folder, worker_context
+from rebapl.settings import Settings
 
 ATTEMPTS = 2
 """How many times a job is tried if trying again can help."""
@@ -64,7 +67,10 @@ Handle = TypeVar("Handle")
 
 @dataclasses.dataclass
 class Attempt:
-    """An attempt at a submitted job: its number, when it started, its last progress and when that was reported."""
+    """An attempt at a submitted job: its number, when it started, its last progress and when that was reported.
+
+    Until it reports progress, the time when it was submitted counts as its start.
+    """
 
     job: Work
     number: int
@@ -77,11 +83,21 @@ class Attempt:
         return Outcome(self.job, state, failure, self.number, time.monotonic() - self.start)
 
 
+class EngineOptions(Settings):
+    """The base of the options of an engine. `--engine-option NAME=VALUE` gives their values as texts."""
+
+    model_config = ConfigDict(strict=False)
+
+
 class Engine(ABC, Generic[Handle]):
     """The loop of all engines. A job that ran out of memory, or whose process died, is tried once more.
 
     A subclass defines `submit`, `wait` and `cancel`. A `Handle` is the object by which it identifies a submitted job.
+    `runs` is the folder of runs, and the named arguments are the values of `Options`.
     """
+
+    Options: type[EngineOptions] = EngineOptions
+    """The settings class of its options. It has none unless a subclass names another class."""
 
     at_once: int | None = None
     """How many jobs are submitted at the same time; None submits all of them at once."""
@@ -89,6 +105,10 @@ class Engine(ABC, Generic[Handle]):
     """The interval, in seconds, at which the progress of the jobs is read."""
     threads = 1
     device = "cpu"
+
+    def __init__(self, runs: Path = Path("runs"), **options: Any) -> None:
+        self.runs = runs
+        self.options = self.Options(**options)
 
     def run(self, jobs: Sequence[Work], on_event: OnEvent | None = None) -> Iterator[Outcome]:
         """Do the jobs and yield the outcome of each as it ends. The failure of one does not stop the others.
@@ -206,26 +226,22 @@ class Engine(ABC, Generic[Handle]):
             return
         attempt.progress, attempt.progress_time = progress, now
         if before is None:
+            attempt.start = now  # before that, it may have waited in the queue of a cluster
             emit(Started(attempt.job, attempt.number, progress.where, progress.process))
         if progress.total:
             emit(Stepped(attempt.job, progress.done, progress.total, progress.loss))
 
 
-ENGINES: Registry[Callable[..., Engine[Any]]] = Registry(
+ENGINES: Registry[type[Engine[Any]]] = Registry(
     "engine", "rebapl.engines", dict.fromkeys(("ray", "slurm"), "rebapl.runs.clusters")
 )
 """The engines, by the names that `--engine` accepts."""
 
-EngineType = TypeVar("EngineType", bound=Callable[..., Engine[Any]])
+EngineType = TypeVar("EngineType", bound=type[Engine[Any]])
 
 
 def register_engine(name: str) -> Callable[[EngineType], EngineType]:
-    """Register a class of engines, so that `--engine NAME` finds it.
-
-    The class is called with the folder of runs as its first argument. Its other arguments must have defaults; their
-    values come as texts from `--engine-option NAME=VALUE`. Only the local engine, which has command-line options of its
-    own, is built differently.
-    """
+    """Register a class of engines, so that `--engine NAME` finds it. The class is called as `Engine` describes."""
     return ENGINES.register(name)
 
 
@@ -278,6 +294,13 @@ def _do_in_process(pipe: connection.Connection, text: str, device: str) -> None:
         pipe.send(answer)
 
 
+class LocalOptions(EngineOptions):
+    """Where this machine does jobs, and how many at a time on each device."""
+
+    devices: tuple[str, ...] | None = None
+    jobs: int = Field(default=1, ge=1)
+
+
 @ENGINES.register("local")
 class LocalEngine(Engine[_LocalJob]):
     """The engine for one machine. It does `jobs` jobs at a time on each device.
@@ -286,18 +309,18 @@ class LocalEngine(Engine[_LocalJob]):
     Otherwise each job has its own process.
     """
 
+    Options = LocalOptions
     look_seconds = 0.2
 
-    def __init__(self, devices: Sequence[str] | None = None, jobs: int = 1) -> None:
-        if jobs < 1:
-            raise UserError(f"jobs = {jobs}: at least one run at a time is needed")
+    def __init__(self, devices: Sequence[str] | None = None, jobs: int = 1, **others: Any) -> None:
+        super().__init__(devices=devices, jobs=jobs, **others)
         self.devices = [best_device(device) for device in devices] if devices else [best_device()]
         self.jobs = jobs
         self._busy: list[_LocalJob] = []
 
     def _hand_out(self, jobs: Sequence[Work], emit: OnEvent) -> Iterator[Outcome]:
         self.at_once = min(self.jobs * len(self.devices), len(jobs))
-        self.threads = max(1, min(torch.get_num_threads(), (os.cpu_count() or 1) // self.at_once))
+        self.threads = max(1, min(torch.get_num_threads(), cores() // self.at_once))
         if self.at_once > 1:
             yield from super()._hand_out(jobs, emit)
             return

@@ -3,21 +3,20 @@
 The folder holds `config.json` (the settings as the person wrote them, and as `resolved`), `environment.json`,
 `log.csv`, `posterior/` and, if the run trains on the user's own images, `data.json`, which records these images.
 Evaluation adds `results.json`. While the run trains, there is a `checkpoint.safetensors`, and the previous one as
-`checkpoint.previous.safetensors`; `cycles/` holds the cycles that are sampled separately. After a failure there is an
-`error.txt`. The checkpoints, the environment and the results contain the hash of the run, so that files of another run
-are not mistaken for its own.
+`checkpoint.previous.safetensors`. Cycles that are sampled side by side are runs of their own in `cycles/`. After a
+failure there is an `error.txt`. The checkpoints, the environment and the results contain the hash of the run, so that
+files of another run are not mistaken for its own.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rebapl.data.catalogue import is_own, load_dataset
+from rebapl.data.catalogue import is_own
 from rebapl.data.features import is_features
 from rebapl.data.identity import changes, touched
 from rebapl.data.images import NO_IMAGES
@@ -26,25 +25,17 @@ from rebapl.errors import UserError
 from rebapl.evaluation.tasks import target_settings
 from rebapl.files import content_sha256, is_leftover, read_json, sha256, write_json
 from rebapl.posterior.storage import INSIDE
-from rebapl.runs.config import (
-    ResolvedRun,
-    RunConfig,
-    catalogue_name,
-    data_name,
-    first_difference,
-    hash_of,
-    with_full_paths,
-)
+from rebapl.runs.config import ResolvedRun, RunConfig, catalogue_name, data_name, first_difference, hash_of
 from rebapl.runs.results import CONFIG, RESULTS, PartScores, RunResult, read_result
 from rebapl.settings import SettingError
-from rebapl.training.checkpoint import load_checkpoint
 
 ENVIRONMENT, LOG, POSTERIOR, HELD_OUT = "environment.json", "log.csv", INSIDE, "held-out.csv"
 CHECKPOINT, ERROR, DATA, CYCLES = "checkpoint.safetensors", "error.txt", "data.json", "cycles"
 
-ANEW = "To train anew, choose another --out or delete that folder"
+SCORED_BESIDE = ("outside", "corruptions")
+"""The settings that name images on which a run is scored beside its test parts."""
 
-_log = logging.getLogger(__name__)
+ANEW = "To train anew, choose another --out or delete that folder"
 
 
 def config_from_json(content: Mapping[str, Any], source: str | Path) -> RunConfig:
@@ -63,20 +54,23 @@ def read_config(out: Path) -> RunConfig:
 
 def write_config(config: RunConfig, resolved: ResolvedRun, out: Path) -> None:
     """Store the configuration of a run in its folder, as the person wrote it and as it is resolved."""
-    outside = tuple(str(Path(name).resolve()) if Path(name).is_dir() else name for name in config.outside)
-    settings = with_full_paths(config).changed(outside=outside).plain()  # valid in every working folder
-    write_json(out / CONFIG, {**settings, "hash": hash_of(resolved.settings), "resolved": resolved.settings})
+    write_json(out / CONFIG, {**config.plain(), "hash": hash_of(resolved.settings), "resolved": resolved.settings})
     (out / NO_IMAGES).touch()  # so that a run stored among the photos it learns from is not read as a class
+
+
+def add_scores_to_config(config: RunConfig, out: Path) -> None:
+    """Add what a configuration scores beside the test parts to the stored configuration of the same run."""
+    content, stored = read_json(out / CONFIG, "a run"), read_config(out)
+    more = {name: [*dict.fromkeys([*getattr(stored, name), *getattr(config, name)])] for name in SCORED_BESIDE}
+    if any(more[name] != list(getattr(stored, name)) for name in SCORED_BESIDE):
+        write_json(out / CONFIG, {**content, **more})
 
 
 def stored_settings(out: Path) -> dict[str, Any]:
     """The resolved settings with which the run in a folder was started. Files of another run are refused."""
     content = read_json(out / CONFIG, "a run")
-    resolved = content.get("resolved")
-    if not isinstance(resolved, dict):
-        return read_config(out).resolved().settings
-    name = hash_of(resolved)
-    if content.get("hash", name) != name:
+    resolved, name = content.get("resolved"), content.get("hash")
+    if not isinstance(resolved, dict) or hash_of(resolved) != name:
         raise UserError(f"{out / CONFIG} was changed: its hash is not that of its settings. {ANEW}")
     if read_environment(out).get("run", name) != name:
         raise UserError(f"{out / CONFIG} is of another run than the other files of the folder. {ANEW}")
@@ -143,9 +137,7 @@ def data_changes(config: RunConfig, out: Path) -> str | None:
             recorded, path if path.is_dir() else path.parent
         ):
             return None
-        whole = config.fold is not None
-        dataset = load_dataset(config.data, split=config.split, template=config.template, whole=whole)
-        return changes(recorded, dataset)
+        return changes(recorded, config.dataset())
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise UserError(f"{out / DATA} is damaged ({type(error).__name__}: {error}). {ANEW}") from error
 
@@ -162,21 +154,17 @@ def refuse_other_run(config: RunConfig, out: Path, settings: Mapping[str, Any]) 
         raise UserError(f"{out} holds a run that is trained with {name} = {theirs!r}, not {ours!r}. {ANEW}")
 
 
-def is_trained(config: RunConfig, out: Path, cycle: int | None = None) -> bool:
-    """Whether a folder holds the trained run of this configuration or, if `cycle` is given, the samples of that cycle.
-
-    A folder with anything else in it is refused.
-    """
-    sampled = cycle is not None and cycle_file(out, cycle).exists()
+def is_trained(config: RunConfig, out: Path) -> bool:
+    """Whether a folder holds the trained run of this configuration. A folder with anything else in it is refused."""
     if (out / CONFIG).exists():
         refuse_other_run(config, out, stored_settings(out))
-        return sampled or (out / POSTERIOR).exists()
+        return (out / POSTERIOR).exists()
     ours = (ERROR, CYCLES)  # these may be stored before the settings
     if out.exists() and (
         not out.is_dir() or any(path.name not in ours and not is_leftover(path) for path in out.iterdir())
     ):
         raise UserError(f"{out} exists and is not a run of rebapl: choose another --out")
-    return sampled
+    return False
 
 
 def is_finished(config: RunConfig, out: Path) -> bool:
@@ -184,9 +172,8 @@ def is_finished(config: RunConfig, out: Path) -> bool:
     if not (out / RESULTS).exists():
         return False
     result = read_result(out)
-    same_run = result.run in (None, config.hash())
     missing = missing_parts(result, config) or result.lacking(config.corruptions_by_severity())
-    return same_run and not missing and set(config.outside) <= result.outside.keys()
+    return result.run == config.hash() and not missing and set(config.outside) <= result.outside.keys()
 
 
 def missing_parts(result: RunResult, config: RunConfig) -> list[str]:
@@ -218,27 +205,8 @@ def scored_as(config: RunConfig, protocol: str | None = None, targets: Sequence[
 
 
 def cycle_folder(out: Path, cycle: int) -> Path:
-    """The folder in which a cycle of a run is sampled separately."""
+    """The folder of the run that samples only one cycle of the run in `out`."""
     return out / CYCLES / str(cycle)
-
-
-def cycle_file(out: Path, cycle: int) -> Path:
-    """The file with the samples of a cycle that was sampled separately."""
-    return out / CYCLES / f"{cycle}.safetensors"
-
-
-def read_cycles(out: Path) -> dict[int, dict[str, Any]]:
-    """All cycles of a run that were sampled separately. A damaged one is left out, so that it is sampled again."""
-    cycles = {}
-    for path in (out / CYCLES).glob("*.safetensors"):
-        try:
-            content = load_checkpoint(path)
-        except UserError as error:
-            _log.warning("%s; this cycle is sampled again", error)
-            continue
-        if path.stem.isdecimal() and isinstance(content, dict):
-            cycles[int(path.stem)] = content
-    return cycles
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,7 +221,7 @@ class Run:
     @property
     def protocols(self) -> Mapping[str, Sequence[str]]:
         """The test parts that were scored for each protocol."""
-        return self.result.protocols or {self.config.get("protocol", ""): list(self.result.parts)}
+        return self.result.protocols
 
 
 @dataclasses.dataclass(frozen=True)
@@ -277,7 +245,7 @@ def find_runs(folders: Iterable[Path]) -> Found:
             if not (path / CONFIG).exists():
                 continue
             config = read_json(path / CONFIG, "a run")
-            if (path / RESULTS).exists() and "resolved" in config:
+            if (path / RESULTS).exists():
                 runs.append(Run(path, config, config["resolved"], read_result(path)))
             else:
                 (unscored if (path / POSTERIOR).exists() else untrained).append(path)

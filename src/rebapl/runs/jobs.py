@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
+from pydantic import BaseModel, ConfigDict
 
 from rebapl.errors import FailedError, UserError
 from rebapl.files import write_atomically
 from rebapl.plugins import load_named_modules
-from rebapl.settings import Settings
 
 if TYPE_CHECKING:
     from rebapl.training import Progress
@@ -40,13 +40,14 @@ PROGRESS = ".progress.tmp"
 """The file in the folder of a job that stores its progress. A killed process leaves it behind; the run removes it."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Work(ABC):
+class Work(BaseModel, ABC):
     """A job: plain data, and a folder that no other job uses at the same time.
 
     A job produces only files, and these files show whether it is done. So it can be done on any machine and tried again
     by any process. `noun` is the word for such a job in messages, and `unit` the word for what its progress counts.
     """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     folder: Path
     noun: ClassVar[str]
@@ -71,7 +72,7 @@ class Work(ABC):
         """Do what is missing of the job in this process."""
 
     @abstractmethod
-    def place_for_error(self, bad_input: bool) -> Path | None:
+    def place_for_error(self) -> Path | None:
         """The file for the traceback of a failure, or None if none should be written."""
 
     def phase(self, done: int, total: int) -> str:  # noqa: ARG002 (jobs of several parts need them)
@@ -80,39 +81,19 @@ class Work(ABC):
 
     def absolute(self: AnyWork) -> AnyWork:
         """The same job with absolute paths, for a process with another working folder."""
-        paths = {name: value.absolute() for name, value in vars(self).items() if isinstance(value, Path)}
-        return dataclasses.replace(self, **paths)
+        return self.model_copy(update={name: value.absolute() for name, value in self if isinstance(value, Path)})
 
     def as_json(self) -> dict[str, Any]:
         """The job as plain values, to be sent to another process: the name of its class, and its fields."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        for name, value in fields.items():
-            if isinstance(value, Path):
-                fields[name] = {"path": str(value)}
-            elif isinstance(value, Settings):
-                fields[name] = {"settings": _class_name(value), "values": value.plain()}
-        return {"class": _class_name(self), "fields": fields}
+        kind = type(self)
+        return {"class": f"{kind.__module__}:{kind.__qualname__}", "fields": self.model_dump(mode="json")}
 
     @staticmethod
     def from_json(content: Mapping[str, Any]) -> Work:
         """The job from which `as_json` made these values."""
-        fields: dict[str, Any] = {}
-        for name, value in content["fields"].items():
-            match value:
-                case {"path": path}:
-                    fields[name] = Path(path)
-                case {"settings": kind, "values": values}:
-                    fields[name] = pkgutil.resolve_name(kind)(**values)
-                case _:
-                    fields[name] = tuple(value) if isinstance(value, list) else value
         kind = pkgutil.resolve_name(content["class"])
         assert issubclass(kind, Work), "only jobs are sent"
-        job: Work = kind(**fields)
-        return job
-
-
-def _class_name(thing: object) -> str:
-    return f"{type(thing).__module__}:{type(thing).__qualname__}"
+        return kind(**content["fields"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,9 +120,10 @@ class Failure:
     def written(self, job: Work) -> Failure:
         """Write the failure to the job's file for errors, if it has one, and return the failure as it is then.
 
-        A process that died has left no traceback, so its message is written instead.
+        For bad input, whose message is enough, nothing is written: the job has not begun, and another process may be
+        working in its folder. A process that died has left no traceback, so its message is written instead.
         """
-        path = job.place_for_error(self.kind == "bad input")
+        path = None if self.kind == "bad input" else job.place_for_error()
         if path is None:
             return self
         try:
@@ -238,7 +220,8 @@ def perform(job: Work, device: str, progress: Progress | None = None) -> Failure
         load_named_modules()
         job.do(device, progress)
     except UserError as error:
-        return Failure("bad input", str(error), traceback.format_exc())
+        refused: Kind = "error" if isinstance(error, FailedError) else "bad input"
+        return Failure(refused, str(error), traceback.format_exc())
     except Exception as error:
         kind: Kind = "out of memory" if _is_out_of_memory(error) else "error"
         return Failure(kind, f"{type(error).__name__}: {error}", traceback.format_exc())

@@ -24,7 +24,6 @@ from torch import Tensor
 
 from rebapl.backbones.features import FOLDER, features_kept_in
 from rebapl.data.batches import LabelledImages
-from rebapl.data.catalogue import is_own, load_dataset
 from rebapl.data.checking import broken_images
 from rebapl.data.dataset import Dataset
 from rebapl.data.folds import ALL, folds_for, without_copies
@@ -40,7 +39,7 @@ from rebapl.posterior.prediction import Threshold
 from rebapl.posterior.selective import CONFIDENCE, check_risk
 from rebapl.posterior.storage import ESTIMATE, read_manifest
 from rebapl.posterior.temperature import PRIOR, Temperature, fit_temperature
-from rebapl.runs.config import RunConfig, own_images
+from rebapl.runs.config import RunConfig
 from rebapl.runs.engine import LocalEngine
 from rebapl.runs.folder import (
     CONFIG,
@@ -102,10 +101,7 @@ class Lesson:
     @classmethod
     def of(cls, config: RunConfig, out: Path) -> Lesson:
         """The lesson that learns all images of a configuration's data in the folder `out`; see `by`."""
-        if is_own(config.data):
-            dataset, _ = own_images(config.data, None, config.template, whole=True)
-        else:
-            dataset = load_dataset(config.data, template=config.template)
+        dataset = config.changed(fold=ALL).dataset()
         folds = (ALL, *folds_for(dataset))
         tasks = {fold: load_task(dataset, config.shots, config.seed, "few-shot", fold=fold) for fold in folds}
         return cls(dataset, config, out, tasks).by(config, out)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import platform
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import torch
 
 from rebapl import __version__
 from rebapl.backbones import DualEncoder, backbone_stamps, load_backbone
+from rebapl.data.workers import cores
 from rebapl.errors import UserError
 
 PACKAGES = ("torch", "transformers", "safetensors", "numpy", "Pillow")
@@ -37,13 +37,13 @@ def best_device(wanted: str | None = None) -> str:
 
 @contextmanager
 def computing_with(threads: object) -> Iterator[None]:
-    """Compute with this number of threads, but not with more than the machine has cores.
+    """Compute with this number of threads, but not with more than the cores that this process may use.
 
     The rounding of a sum depends on the number of threads, so a run continues with the number that it started with.
     """
     before = torch.get_num_threads()
     if isinstance(threads, int) and threads > 0:
-        torch.set_num_threads(min(threads, max(before, os.cpu_count() or 1)))
+        torch.set_num_threads(min(threads, max(before, cores())))
     try:
         yield
     finally:

@@ -140,17 +140,16 @@ class RunResult(Record):
 def read_result(folder: Path) -> RunResult:
     """Read the result in the folder of a run. The result of another run is refused."""
     path = folder / RESULTS
-    content = read_json(path, "a finished run")
+    advice = "delete it and score the run again"
+    content = read_json(path, "a finished run", advice)
     for derived in ("base_to_novel", "sha256"):
         content.pop(derived, None)
     try:
         result = RunResult(**content)
     except SettingError as error:
-        raise UserError(f"{path} is damaged ({error}): delete it and score the run again") from error
-    if result.run is not None and (folder / CONFIG).exists():
-        name = read_json(folder / CONFIG, "a run").get("hash", result.run)
-        if name != result.run:
-            raise UserError(f"{path} is of another run: delete it and score the run again")
+        raise UserError(f"{path} is damaged ({error}): {advice}") from error
+    if (folder / CONFIG).exists() and read_json(folder / CONFIG, "a run").get("hash") != result.run:
+        raise UserError(f"{path} is of another run: {advice}")
     return result
 
 

@@ -1,6 +1,7 @@
 """Work on any number of images in shards. Each shard is a job of its own, so interrupted work continues.
 
-The results are answers (`rebapl.runs.answer_shards`) or features (`rebapl.runs.embedding`). Shards are in a folder:
+The results are answers (`rebapl.runs.answer_shards`) or features (`rebapl.runs.embedding`); see `RowMaker`. Shards are
+in a folder:
 
     shard-000000.csv, shard-000001.csv, …       the rows, each file written whole or not at all (or .jsonl, .parquet)
     .shard-000000.json, …                       the checksum of a shard, and the list of its unreadable images
@@ -9,8 +10,9 @@ The results are answers (`rebapl.runs.answer_shards`) or features (`rebapl.runs.
 
 If the result is one file, the folder is called `<file>.shards`. When all shards are done, they are joined into the file
 and the folder is removed. If the result is a folder, the shards stay in it. The settings with which the rows were made
-are stored in `<file>.about.json`, with the checksum of the file, or in `_about.json` in the folder. A place with rows
-that were made with other settings is refused. New images are put into new shards.
+are stored in `<file>.about.json`, with the checksum of the file, or in `_about.json` in the folder. A process that
+computes a shard reads them from there. A place with rows that were made with other settings is refused. New images are
+put into new shards.
 """
 
 from __future__ import annotations
@@ -20,13 +22,13 @@ import hashlib
 import json
 import math
 import shutil
-from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from rebapl.data.features import ABOUT
+from rebapl.data.features import ABOUT, shard_files
+from rebapl.data.features import WHAT as FEATURES
 from rebapl.errors import UserError, printable
 from rebapl.files import (
     clear_refusals,
@@ -37,23 +39,28 @@ from rebapl.files import (
     write_atomically,
     write_json,
 )
+from rebapl.posterior.answers import Pace
 from rebapl.posterior.records import Record, as_text
 from rebapl.runs.answer_formats import images_in, join
+from rebapl.runs.answer_shards import WHAT as ANSWERS
+from rebapl.runs.answer_shards import AnswerMaker
+from rebapl.runs.embedding import FeatureMaker
 from rebapl.runs.jobs import Work
+from rebapl.runs.row_maker import Entry, RowMaker
 
 if TYPE_CHECKING:
     from rebapl.training import Progress
 
-IMAGES, WORK = ".images.jsonl", ".work"
+IMAGES, WORK, JOINED = ".images.jsonl", ".work", ".joined"
+
+OPEN: dict[str, Callable[[Mapping[str, Any], str], RowMaker]] = {ANSWERS: AnswerMaker.open, FEATURES: FeatureMaker.open}
+"""How the maker of rows is opened on a device, by what a place holds."""
+
+UNCOMPARED = ("rebapl", "run", "backbone", "revision", "work")
+"""Entries in the description of rows that may differ between two commands that make the same rows."""
 
 NotRead = list[tuple[str, str]]
 """Images that cannot be read, each with the reason."""
-
-Entry = Any
-"""An image in a list of images, as JSON: its name, or a list that begins with its name."""
-
-AnyShard = TypeVar("AnyShard", bound="Shard")
-Row = TypeVar("Row")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +70,7 @@ class Place:
     out: Path
     form: str
     joined: bool
-    what: str = "answers of rebapl predict"
+    what: str = ANSWERS
 
     @property
     def folder(self) -> Path:
@@ -106,22 +113,22 @@ class Place:
                 f"of {about.get('backbone')} ({about.get('fingerprint')}): {anew}"
             )
         for key in about:
-            if key not in ("rebapl", "run", "backbone", "revision") and stored.get(key) != about[key]:
+            if key not in UNCOMPARED and stored.get(key) != about[key]:
                 theirs, ours = (json.dumps(value, ensure_ascii=False) for value in (stored.get(key), about[key]))
                 raise UserError(f"{shown} was made with {key} = {theirs}, not {ours}: {anew}")
         if self.joined and self.out.exists() and sha256(self.out) not in stored.get("sha256", ()):
             raise UserError(f"{shown} was changed since it was written: {anew}")
 
 
-@dataclasses.dataclass(frozen=True)
 class Shard(Work):
-    """The job for the `count` images in line `number` of the list of images. The `inquiry` says what to compute.
+    """The job for the `count` images in line `number` of the list of images.
 
-    While it is computed it uses its own folder below `.work`. Its rows and their checksum are written into the folder
-    of the shards.
+    The file `about` says what to compute, and `form` is the format of the rows. While it is computed it uses its own
+    folder below `.work`. Its rows and their checksum are written into the folder of the shards.
     """
 
-    inquiry: Mapping[str, Any]
+    about: Path
+    form: str
     number: int
     count: int
     noun: ClassVar[str] = "shard"
@@ -139,8 +146,10 @@ class Shard(Work):
 
     @property
     def files(self) -> Sequence[Path]:
-        """The files with its rows."""
-        return [self.kept_in / f"{self.name}.{self.inquiry['form'].partition('-')[0]}"]
+        """The files with its rows: two in the layout `npy` of features, otherwise one."""
+        if self.form == "npy":
+            return shard_files(self.kept_in, self.form, self.number)
+        return [self.kept_in / f"{self.name}.{self.form.partition('-')[0]}"]
 
     @property
     def _checksum(self) -> Path:
@@ -176,26 +185,77 @@ class Shard(Work):
             self.folder.mkdir(parents=True, exist_ok=True)
         report, done = progress or (lambda *_: None), 0
         report(0, self.count, math.nan)
-        for portion in self.portions(device):
+        about = read_json(self.about, "a place of rows")
+        for portion in work_on([self], OPEN[about["what"]](about, device)):
             done += len(portion)
             report(done, self.count, math.nan)
 
-    @abstractmethod
-    def portions(self, device: str) -> Iterator[list[Record]]:
-        """Compute and write the shard, and yield the records of each portion of images as it is done."""
-
-    def place_for_error(self, bad_input: bool) -> Path | None:
-        """A file in its own folder; none for bad input, whose message is enough."""
-        return None if bad_input else self.folder / "error.txt"
+    def place_for_error(self) -> Path | None:
+        """A file in its own folder."""
+        return self.folder / "error.txt"
 
 
-def plan_lists(place: Place, about: Mapping[str, Any], entries: Mapping[str, Entry], size: int) -> list[list[Entry]]:
-    """The images of each shard in a place: first the shards that exist, then the new images, `size` to a shard.
+class ShardedWork:
+    """All shards of a place. `rows_in_file` is the number of images that have a row in the finished file.
+
+    Which shards are done is looked up once, and again by `look`, because their files are read for that.
+    """
+
+    def __init__(self, place: Place, shards: Sequence[Shard], rows_in_file: int = 0) -> None:
+        self.place, self.shards, self.rows_in_file = place, shards, rows_in_file
+        self._done: dict[int, NotRead] = {}
+        self.look()
+
+    def look(self) -> None:
+        """Look up which of the missing shards are done by now."""
+        for shard in self.missing:
+            if (broken := shard.not_read()) is not None:
+                self._done[shard.number] = broken
+
+    @property
+    def missing(self) -> list[Shard]:
+        """The shards that are not done."""
+        return [shard for shard in self.shards if shard.number not in self._done]
+
+    @property
+    def rows(self) -> int:
+        """The number of images that are done, in the file and in shards."""
+        return self.rows_in_file + sum(shard.count for shard in self.shards if shard.number in self._done)
+
+    @property
+    def not_read(self) -> NotRead:
+        """The images in shards that cannot be read."""
+        return [image for number in sorted(self._done) for image in self._done[number]]
+
+    def conclude(self) -> None:
+        """If all shards are done, join them if the result is one file, and remove the files of the unfinished work."""
+        self.look()
+        place, about = self.place, read_json(self.place.about, "a place of rows")
+        if not place.joined:
+            counts = {"rows": self.rows, "cannot_be_read": len(self.not_read), "shards": len(self.shards)}
+            write_json(place.about, {**about, **counts, "complete": not self.missing})
+        if self.missing:
+            return
+        if place.joined and self.shards:
+            files = [file for shard in self.shards for file in shard.files]
+            whole = place.folder / JOINED
+            join(place.out, files, place.form, about["top"], whole)
+            # The checksums of the old and the new file are both stored: whenever this is stopped, the file is accepted.
+            write_json(place.about, {**about, "sha256": [*about.get("sha256", ())[-1:], sha256(whole)]})
+            with clear_refusals(place.out):
+                whole.replace(place.out)
+        shutil.rmtree(place.folder if place.joined else place.folder / WORK, ignore_errors=True)
+        remove_leftovers(place.folder)
+
+
+def plan_shards(place: Place, maker: RowMaker, entries: Mapping[str, Entry], size: int) -> ShardedWork:
+    """The shards of a place: first those that exist, then those of new images, `size` entries to a shard.
 
     A place that holds anything else is refused. `entries` are by the name of the image: an image that is named twice
     counts once, and an image that has a row in the finished file is left out. The caller must hold the lock of the
-    place (`alone_in`) from this call until `conclude` has returned.
+    place (`alone_in`) from this call until the work is concluded.
     """
+    about = json.loads(json.dumps(maker.about))
     place.check()
     place.check_about(about)
     in_file = images_in(place.out, place.form) if place.joined and place.out.exists() else []
@@ -210,66 +270,53 @@ def plan_lists(place: Place, about: Mapping[str, Any], entries: Mapping[str, Ent
     if new:
         lines = ({"sha256": _digest(b"", images), "images": images} for images in lists)
         write_atomically(place.folder / IMAGES, "".join(f"{json.dumps(line)}\n" for line in lines))
-    if not place.about.exists():
-        write_json(place.about, {"what": place.what, **about})
-    return lists
+    stored = read_json(place.about, "a place of rows") if place.about.exists() else {}
+    if stored != (now := {"what": place.what, **stored, **about}):
+        write_json(place.about, now)
+    shards = [
+        Shard(
+            folder=place.folder_of(number),
+            about=place.about,
+            form=place.form,
+            number=number,
+            count=maker.count(images),
+        )
+        for number, images in enumerate(lists)
+    ]
+    return ShardedWork(place, shards, len(in_file))
 
 
-def entries_of(shards: Sequence[Shard]) -> Iterator[Entry]:
-    """The images of these shards of one place, in the order of the shards."""
-    wanted = {shard.number for shard in shards}
-    lists = read_images_of_shards(shards[0].kept_in)
-    return (entry for number, images in enumerate(lists) if number in wanted for entry in images)
+def work_on(shards: Sequence[Shard], maker: RowMaker, pace: Pace | None = None) -> Iterator[list[Record]]:
+    """Make the rows of shards of one place in one stream, and write each shard when it is complete.
 
-
-def written(
-    portions: Iterator[list[Row]], shards: Sequence[AnyShard], write: Callable[[AnyShard, list[Row]], None]
-) -> Iterator[list[Row]]:
-    """Pass on portions of the results for the images of `shards`, and write each shard when it is complete."""
-    waiting, unwritten = deque(shards), list[Row]()
-    for portion in portions:
+    Yields the records of each portion of images.
+    """
+    if not shards:
+        return
+    numbers = {shard.number for shard in shards}
+    entries = (entry for images in read_images_of_shards(shards[0].kept_in, numbers) for entry in images)
+    waiting, unwritten = deque(shards), list[Record]()
+    for portion in maker.portions(entries, pace or Pace()):
         unwritten += portion
         yield portion
         while waiting and len(unwritten) >= waiting[0].count:
             shard = waiting.popleft()
-            write(shard, unwritten[: shard.count])
+            records = unwritten[: shard.count]
+            broken = [(record["image"], record["error"]) for record in records if record["error"] is not None]
+            shard.write(maker.contents(records), broken)
             del unwritten[: shard.count]
 
 
-def count_rows(place: Place, shards: Sequence[Shard]) -> tuple[int, NotRead]:
-    """The number of images that are done, in the file and in shards, and the unreadable images of the shards."""
-    done = [(shard.count, broken) for shard in shards if (broken := shard.not_read()) is not None]
-    rows = len(images_in(place.out, place.form)) if place.joined and place.out.exists() else 0
-    return rows + sum(count for count, _ in done), [image for _, broken in done for image in broken]
-
-
-def conclude(place: Place, shards: Sequence[Shard]) -> None:
-    """If all shards are done, join them if the result is one file, and remove the files of the unfinished work."""
-    about = read_json(place.about, "a place of rows")
-    done = all(shard.is_done() for shard in shards)
-    if not place.joined:
-        rows, not_read = count_rows(place, shards)
-        counts = {"rows": rows, "cannot_be_read": len(not_read), "shards": len(shards)}
-        write_json(place.about, {**about, **counts, "complete": done})
-    if not done:
-        return
-    if place.joined and shards:
-        whole = join(place.out, [file for shard in shards for file in shard.files], place.form, about["top"])
-        # The checksums of the old and the new file are both stored: whenever this is stopped, the file is accepted.
-        write_json(place.about, {**about, "sha256": [*about.get("sha256", ())[-1:], sha256(whole)]})
-        whole.replace(place.out)
-    shutil.rmtree(place.folder if place.joined else place.folder / WORK, ignore_errors=True)
-    remove_leftovers(place.folder)
-
-
-def read_images_of_shards(folder: Path) -> Iterator[list[Entry]]:
-    """The images of each shard in a folder."""
+def read_images_of_shards(folder: Path, numbers: Collection[int] | None = None) -> Iterator[list[Entry]]:
+    """The images of each shard in a folder, or only of the shards with these numbers, which are the lines of a file."""
     path = folder / IMAGES
     if not path.exists():
         return
     try:
         with path.open(encoding="ascii") as lines:
-            for line in lines:
+            for number, line in enumerate(lines):
+                if numbers is not None and number not in numbers:
+                    continue
                 stored = json.loads(line)
                 if stored["sha256"] != _digest(b"", stored["images"]):
                     raise ValueError("its checksum differs")

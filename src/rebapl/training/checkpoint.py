@@ -12,7 +12,7 @@ import logging
 import math
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,8 @@ from torch import Tensor
 from rebapl.errors import UserError
 from rebapl.files import refuse_special, write_atomically
 from rebapl.interruption import HeldBack, Interrupted
-from rebapl.sampling import Loop, Sample
-from rebapl.training.log import EVERY, Tracker, read_log, write_log
+from rebapl.sampling import Loop
+from rebapl.training.log import EVERY, Tracker, read_log, track_rows, write_log
 
 Progress = Callable[[int, int, float], None]
 """A function that is called during a training with the steps done, the steps in all, and the latest loss."""
@@ -140,15 +140,12 @@ class ResumableLoop:
         """How long the training has taken, including the time before an interruption."""
         return self._seconds_before + time.monotonic() - self._start
 
-    def run_until(
-        self, end: int, progress: Progress | None, cycles: Mapping[int, Mapping[str, Any]] | None = None
-    ) -> None:
-        """Do the steps up to `end`. `cycles` has results of `cycle` by number; these cycles are not sampled again."""
+    def run_until(self, end: int, progress: Progress | None) -> None:
+        """Do the steps up to `end`."""
         try:
             with HeldBack(active=self.checkpoint is not None) as held:
                 while not self.loop.done and self.loop.schedule.steps < end:
-                    if not (cycles and self._take_over(cycles)):
-                        self.loop.step()
+                    self.loop.step()
                     self._between_steps(held, progress)
         finally:
             self._write_log()
@@ -172,39 +169,12 @@ class ResumableLoop:
             number = error.signal if isinstance(error, Interrupted) else signal.SIGINT
             raise Interrupted(number, f"step {loop.schedule.steps} of {loop.steps_in_all} is kept") from error
 
-    def cycle(self) -> dict[str, Any]:
-        """The result of a cycle that was sampled separately, for `run_until` in the run to which the cycle belongs."""
-        samples = [vars(sample) for sample in self.loop.samples]
-        return {"samples": samples, "rows": self.rows, "seconds": self.seconds, **self.made_for}
-
-    def _take_over(self, cycles: Mapping[int, Mapping[str, Any]]) -> bool:
-        """Take the samples of the cycle that begins now from `cycles`, if it is there and belongs to this run."""
-        schedule = self.loop.schedule
-        result = cycles.get(schedule.cycle) if schedule.at_cycle_start else None
-        if result is None or any(result.get(key) != value for key, value in self.made_for.items()):
-            return False
-        try:
-            self._write_log(result["rows"])
-            self.loop.samples += [Sample(**sample) for sample in result["samples"]]
-            self._seconds_before += result["seconds"]
-            self.loop.begin_at(schedule.cycle + 1)
-            self.loop.check_restored()
-        except _UNFIT as error:
-            raise UserError(
-                f"the samples of cycle {schedule.cycle} do not fit this run ({error}): delete them"
-            ) from error
-        return True
-
-    def _write_log(self, rows_of_cycle: Sequence[dict[str, Any]] = ()) -> None:
-        """Add the loop's new rows, and those of a cycle that was sampled separately, and write all rows.
-
-        The tracker receives the new rows.
-        """
-        new = [*self.loop.rows(), *rows_of_cycle]
+    def _write_log(self) -> None:
+        """Add the loop's new rows to the log and write all rows. The tracker receives the new rows."""
+        new = self.loop.rows()
         self.rows += new
         if self.tracker is not None:
-            for row in new:
-                self.tracker.log(int(row["step"]), {name: value for name, value in row.items() if name != "step"})
+            track_rows(self.tracker, new)
         if self.log is not None:
             write_log(self.log, self.rows)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rebapl.backbones import DualEncoder, load_backbone
-from rebapl.backbones.features import features_kept_in, features_of
+from rebapl.backbones.features import features_of
 from rebapl.data.batches import FeatureBatches, LabelledImages, TrainBatches
 from rebapl.data.dataset import Dataset
 from rebapl.data.images import ImageLike
@@ -38,9 +38,7 @@ from rebapl.training.resolution import ResolvedTraining, default_backbone, resol
 class Training:
     """One training. The constructor checks and builds everything that it needs, and `run` does the work.
 
-    If a `learner` is given, it is trained as it is. Otherwise a new learner of the resolved method is built. If the
-    folder `features` is given, the features from which a head learns are stored there, and read from there the next
-    time.
+    If a `learner` is given, it is trained as it is. Otherwise a new learner of the resolved method is built.
     """
 
     def __init__(
@@ -50,7 +48,6 @@ class Training:
         resolved: ResolvedTraining,
         seed: int,
         learner: Learner[Any] | None = None,
-        features: Path | None = None,
     ) -> None:
         self.learner = learner or build_learner(
             resolved.method,
@@ -79,8 +76,7 @@ class Training:
         if self.learner.learns_from_features or task.dataset.features is not None:
             if resolved.inference is not None:
                 self.images = data.fingerprint()  # first, because it may decode the images, which are then at hand
-            with features_kept_in(features):
-                of_images = features_of(encoder, data).to(encoder.device)
+            of_images = features_of(encoder, data).to(encoder.device)
             data.forget()
             examples = self.learner.see(of_images, data.labels.to(encoder.device))
             if resolved.draws is not None:
@@ -105,46 +101,35 @@ class Training:
         *,
         name: str = "",
         tracker: Tracker | None = None,
-        cycles: Mapping[int, Mapping[str, Any]] | None = None,
+        cycle: int | None = None,
     ) -> Posterior:
         """Train, and return the posterior.
 
         If the file `checkpoint` exists, the training goes on from it. During the training, new checkpoints replace it,
         and the one before the last is kept in the same folder. Ctrl-C, SIGTERM, SIGHUP and an interruption by
         `progress` write a checkpoint at once. `name` identifies the run: checkpoints of another run are refused. `log`
-        is the file for the rows of the log, which `tracker` receives as well. `cycles` are results of `run_cycle` by
-        number of the cycle. Afterwards `seconds` is how long the training took, including the time before an
-        interruption.
+        is the file for the rows of the log, which `tracker` receives as well. If `cycle` is given, only this cycle is
+        sampled, which must not depend on the others; `progress` then counts its steps. Afterwards `seconds` is how long
+        the training took, including the time before an interruption.
         """
         fixed = cpu_copy(self.learner.fixed_parameters())
         if self.loop is None:
             return Posterior.of(self.learner.eval(), [{**fixed, **sample} for sample in self.drawn], self.about)
+        begin, end = 0, self.loop.steps_in_all
+        if cycle is not None:
+            self.loop.begin_at(cycle)
+            begin, end = (self.loop.schedule.timetable.start_of(each) for each in (cycle, cycle + 1))
+
+        def of_cycle(done: int, _total: int, loss: float) -> None:
+            if progress is not None:
+                progress(done - begin, end - begin, loss)
+
         loop = ResumableLoop(self.loop, checkpoint, name or self._name(), self.images, log, tracker)
-        loop.run_until(self.loop.steps_in_all, progress, cycles)
+        loop.run_until(end, progress if cycle is None else of_cycle)
         self.seconds += loop.seconds
         self.learner.zero_grad()  # gradients lie in the memory of recorded passes, which is freed with them
         samples = [{**fixed, **sample.parameters} for sample in self.loop.samples]
         return Posterior.of(self.learner.eval(), samples, self.about)
-
-    def run_cycle(
-        self, cycle: int, checkpoint: Path, progress: Progress | None = None, log: Path | None = None, *, name: str = ""
-    ) -> dict[str, Any]:
-        """Sample one cycle that does not depend on the others, and return its result, for the `cycles` of `run`.
-
-        `progress` counts the steps of this cycle only; the other arguments are those of `run`.
-        """
-        if self.loop is None:
-            raise UserError("a method that learns nothing in steps has no cycles")
-        self.loop.begin_at(cycle)
-        start, end = (self.loop.schedule.timetable.start_of(each) for each in (cycle, cycle + 1))
-
-        def of_cycle(done: int, _total: int, loss: float) -> None:
-            if progress is not None:
-                progress(done - start, end - start, loss)
-
-        loop = ResumableLoop(self.loop, checkpoint, name or self._name(), self.images, log)
-        loop.run_until(end, of_cycle)
-        return loop.cycle()
 
     def _name(self) -> str:
         """A hash that identifies a training outside of a run, by its settings, class names, template and backbone."""

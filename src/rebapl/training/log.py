@@ -85,6 +85,12 @@ class Tracker(Protocol):
         ...
 
 
+def track_rows(tracker: Tracker, rows: Sequence[Mapping[str, float]]) -> None:
+    """Send rows of the log to a tracker."""
+    for row in rows:
+        tracker.log(int(row["step"]), {name: value for name, value in row.items() if name != "step"})
+
+
 @dataclass(frozen=True)
 class TrackedRun:
     """The run for which a tracker is opened: its name, its folder, and all its settings by dotted names."""
