@@ -25,8 +25,12 @@ from pathlib import Path
 from typing import Any
 
 from rebapl.files import read_json, write_atomically
+from rebapl.posterior import load_posterior
 from rebapl.reports.tables import Cell, Row, Table
+from rebapl.reproduce.doubt import image_passes
 from rebapl.runs.engine import LocalEngine
+from rebapl.runs.folder import read_config
+from rebapl.runs.machine import kept_backbone
 from rebapl.runs.results import read_result
 from rebapl.runs.run import Job
 from study import METHODS, OURS, REPORT_ONLY, Protocol, Setting, by_second_rule, config
@@ -49,26 +53,50 @@ HEADS = (
     ("linear", "mle"),
     ("linear", "laplace"),
 )
+"""The heads among which the rule chooses."""
+
+SAMPLED = (
+    ("gda", "laplace"),
+    ("proker", "laplace"),
+    ("tip-adapter-f", "rebapl"),
+    ("lp++", "rebapl"),
+    ("linear", "ensemble"),
+    ("linear", "csghmc"),
+    ("linear", "rebapl"),
+)
+"""Heads with further kinds of inference, which came later and had no part in the choice."""
+
 PROMPTS = tuple((method, inference) for method in METHODS for inference in ("mle", "ensemble", "rebapl"))
-FIELDS = ("task", "shots", "method", "inference", "seed", "accuracy", "nll", "ece", "aurc", "seconds", "device")
+SCORES = ("accuracy", "nll", "ece", "aurc")
+FIELDS = (
+    "task", "shots", "method", "inference", "seed", *SCORES, "seconds", "device", "parameters", "passes"
+)  # fmt: skip
 LEEWAY = 0.25
 STUDIED_ON = "NVIDIA H200, fifteen runs at a time"
 """The device of the records that `take` reads."""
+
+PARAMETERS = {"maple": 744_768, "mmrl": 2_152_896}
+"""The number of parameters of prompts on the backbone of the benchmarks, which does not depend on the classes."""
 
 
 def record(folder: Path, task: str, shots: int, method: str, inference: str | None, seed: int) -> dict[str, Any]:
     result = read_result(folder)
     part = result.parts["test"]
-    scores = {name: round(getattr(part, name), 5) for name in ("accuracy", "nll", "ece", "aurc")}
+    scores = {name: round(getattr(part, name), 5) for name in SCORES}
     what = {"task": task, "shots": shots, "method": method, "inference": inference or "–", "seed": seed}
-    return {**what, **scores, "seconds": round(result.seconds.training or 0.0, 2), "device": result.device}
+    posterior = load_posterior(folder, kept_backbone(read_config(folder).backbone_name, "cpu"))
+    cost = {
+        "parameters": sum(stack[0].numel() for stack in posterior.samples.values()),
+        "passes": image_passes(posterior),
+    }
+    return {**what, **scores, "seconds": round(result.seconds.training or 0.0, 2), "device": result.device, **cost}
 
 
 def run(options: argparse.Namespace) -> None:
     """Do the missing runs, and write a row for each finished one."""
     wanted = [
         (task, int(shots), method, inference, int(seed))
-        for method, inference in {"heads": HEADS, "prompts": PROMPTS}[options.learned]
+        for method, inference in {"heads": HEADS + SAMPLED, "prompts": PROMPTS}[options.learned]
         for seed in options.seeds.split(",")
         for shots in options.shots.split(",")
         for task in options.tasks.split(",")
@@ -98,17 +126,22 @@ def take(options: argparse.Namespace) -> None:
         wanted = each["task"] in (CHOOSING if each["stage"] != "report" else REPORT_ONLY)
         if wanted and protocol == "few-shot" and (each["method"], inference) in PROMPTS:
             what = {"task": each["task"], "shots": shots, "method": each["method"], "inference": inference}
-            scores = {name: each[name] for name in ("accuracy", "nll", "ece", "aurc")}
-            seconds = round(each["seconds"], 1)
-            rows.append({**what, "seed": each["seed"], **scores, "seconds": seconds, "device": STUDIED_ON})
+            scores = {name: each[name] for name in SCORES}
+            cost = {"seconds": round(each["seconds"], 1), "device": STUDIED_ON, **cost_of(each["method"], inference)}
+            rows.append({**what, "seed": each["seed"], **scores, **cost})
     write(rows, options.out)
+
+
+def cost_of(method: str, inference: str) -> dict[str, int]:
+    """The parameters of prompts, and the passes of an image for one answer: one for each sample."""
+    return {"parameters": PARAMETERS[method], "passes": {"mle": 1, "ensemble": 3, "rebapl": 6}[inference]}
 
 
 def write(rows: Sequence[Mapping[str, Any]], out: Path) -> None:
     """Write these rows, and keep the rows of other runs that are in the file."""
     done = {tuple(str(row[key]) for key in FIELDS[:5]) for row in rows}
     others = [row for row in read(out) if tuple(row[key] for key in FIELDS[:5]) not in done]
-    order = [f"{method} · {inference or '–'}" for method, inference in (*HEADS, *PROMPTS)]
+    order = [f"{method} · {inference or '–'}" for method, inference in (*HEADS, *SAMPLED, *PROMPTS)]
     text = io.StringIO()
     writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
     writer.writeheader()
@@ -150,8 +183,10 @@ def table(rows: Sequence[dict[str, str]], tasks: Sequence[str]) -> str:
                 cells.append(Cell(mean(some, score) if complete else None, None, digits))
         most = [row for row in own if row["shots"] == "16"]
         cells += [Cell(mean(most, score), None, 1) for score in ("ece", "aurc", "seconds")]
+        cells += [Cell(mean(most, score), None, 0) for score in ("parameters", "passes")]
         lines.append([name, *cells])
-    columns = [*(f"acc. {shots}" for shots in SHOTS), *(f"NLL {shots}" for shots in SHOTS), "ECE 16", "AURC 16", "s 16"]
+    columns = [*(f"acc. {shots}" for shots in SHOTS), *(f"NLL {shots}" for shots in SHOTS)]
+    columns += ["ECE 16", "AURC 16", "s 16", "parameters 16", "passes"]
     return Table("", ["method · inference", *columns], lines).to_markdown(bare=True)
 
 

@@ -27,7 +27,7 @@ def test_scores_are_those_of_the_corrupted_views(nano: Path, tmp_path: Path, met
     chosen = named_corruptions(["contrast@5", "gaussian-noise@2"])
     with features_kept_in(tmp_path):
         clean = evaluate(posterior, task, ["base"])["base"]  # keeps the features of the clean images
-        found = score_corruptions(posterior, task, chosen, lambda *moved: heard.append(moved))
+        found = score_corruptions(posterior, task, chosen, progress=lambda *moved: heard.append(moved))
     assert heard == [(30, 60), (60, 60)]
     assert found.keys() == {"contrast", "gaussian-noise"}
     part = task.tests["base"]

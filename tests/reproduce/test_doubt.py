@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from rebapl.backbones import load_backbone
+from rebapl.evaluation.tasks import evaluate, fit_on_validation
 from rebapl.files import read_json
 from rebapl.learners import METHODS, build_learner
 from rebapl.posterior import Posterior, load_posterior
 from rebapl.reproduce import doubt
-from rebapl.reproduce.doubt import DOUBT, OUTSIDE, image_passes, rivals
+from rebapl.reproduce.doubt import DOUBT, LONGER, OUTSIDE, STACKING, image_passes, rivals
 from rebapl.reproduce.make import make_target
 from rebapl.reproduce.paper_table import Context
 from rebapl.reproduce.suites import MINI
@@ -46,11 +47,14 @@ def test_the_tables_have_the_scores_of_the_runs(tmp_path: Path, monkeypatch: pyt
         result = read_result(folder)
         (found,) = made["doubt"].data["scores"][row.label]["digits"]
         assert (found["accuracy"], found["nll"]) == (result.parts["base"].accuracy, result.parts["base"].nll)
-        assert found["corrupted"] == pytest.approx(statistics.fmean(by["3"].nll for by in result.corruptions.values()))
+        corrupted = [by["3"] for by in result.corruptions.values()]
+        assert found["corrupted"] == pytest.approx(statistics.fmean(each.nll for each in corrupted))
+        assert found["corrupted at"] == pytest.approx(statistics.fmean(each.tempered_nll or 0 for each in corrupted))
         assert result.corruptions.keys() == {"fog", "contrast"}
         assert found["near"] == result.outside["novel"]["max-probability"]["auroc"]
-        (outside,) = made["outside"].data["scores"][row.label]["digits"]
-        assert outside["entropy far"] == result.outside["noise"]["entropy"]["auroc"]
+        assert found["other"] is None
+        (outside,) = made["outside"].data["scores"][f"{row.label} · entropy"]["digits"]
+        assert outside["far fpr95"] == result.outside["noise"]["entropy"]["fpr95"]
         cost = read_json(folder / doubt.COST, "cost")
         assert cost["passes"] == found["passes"] == result.views
         assert cost["risks"][-1] == pytest.approx(1 - result.parts["base"].accuracy / 100)
@@ -59,6 +63,37 @@ def test_the_tables_have_the_scores_of_the_runs(tmp_path: Path, monkeypatch: pyt
     page = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert "The bench of doubt: trained classes of digits" in page
     assert (tmp_path / "out" / "doubt.png").exists()
+
+
+def test_a_stacked_ensemble_is_the_same_run_with_fitted_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doubt, "RIVALS", ("ensemble", STACKING))
+    monkeypatch.setattr(doubt, "CORRUPTIONS", ("fog@3",))
+    suite = MINI.changed(data=["digits", "shapes"], methods=["coop"], seeds=[1], epochs=2, shots=2, test_images=12)
+    table = replace(DOUBT, corruptions=("fog@3",))
+    (config,) = table.runs(suite)
+    assert config.outside == ("novel", "noise", "shapes")
+    scores = make_target(table, Context(suite, tmp_path / "runs", devices=["cpu"]), tmp_path / "out").data["scores"]
+    (plain,), (stacked,) = (scores[f"coop · {name}"]["digits"] for name in ("ensemble", STACKING))
+    posterior = load_posterior(run_folder(config, tmp_path / "runs"))
+    fitted = fit_on_validation(posterior, config.task(), {"weights": {}})
+    assert fitted.weights.tolist() != posterior.weights.tolist()
+    expected = evaluate(fitted, config.task(), ["base"]).base
+    assert (stacked["nll"], stacked["tempered_nll"]) == pytest.approx((expected.nll, expected.tempered_nll))
+    assert stacked["nll"] != plain["nll"]
+    assert stacked["passes"] == plain["passes"] == 1
+    assert isinstance(stacked["other"], float)
+
+
+def test_training_as_long_has_the_epochs_of_the_ensemble() -> None:
+    suite = MINI.changed(data=["digits"], methods=["mmrl"])
+    epochs = {
+        row.words[1]: config.resolved().training.inference.all_epochs  # type: ignore[union-attr]
+        for row in rivals(suite)
+        for config in [suite.config("digits", row, 1)]
+    }
+    assert epochs[LONGER] == epochs["ensemble"] == epochs[STACKING] == 3 * epochs["mle"]
 
 
 @pytest.mark.parametrize(("method", "each"), [("maple", 3), ("coop", 1)])

@@ -127,7 +127,8 @@ def test_epochs_are_at_most_those_of_the_suite() -> None:
     assert capped.config("digits", TableRow("maple", "maple"), 1).resolved().settings["inference"]["epochs"] == 3
     derived = capped.inference_of("digits", capped.rebapl("maple"))
     assert (derived.first_epochs, derived.epochs, derived.all_epochs) == (2, 1, 9)  # 0.8 and 0.2 of three, rounded
-    assert capped.config("digits", capped.longer("digits"), 1).resolved().settings["inference"]["epochs"] == 9
+    longer = TableRow("longer", "maple", "mle", as_long_as="rebapl")
+    assert capped.config("digits", longer, 1).resolved().settings["inference"]["epochs"] == 9
     more = PAPER.changed(epochs=1000)
     assert more.config("dtd", TableRow("maple", "maple"), 1).resolved().settings["inference"]["epochs"] == 5
 

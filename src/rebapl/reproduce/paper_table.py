@@ -142,8 +142,8 @@ class PaperTable:
     * `measure`: for a table without runs, a function that measures the scores of a row several times.
     * `orientation`: whether the paper's numbers are shown, without differences, even if ours are of other data sets.
     * `merged`: how many columns, from the first, leave out words that repeat those above.
-    * `outside`, `corruptions`: the outside images and the corruptions on which its runs are also scored, see
-      `RunConfig`.
+    * `outside`: a function that names the outside images of a suite's data set, on which its runs are also scored.
+      `corruptions`: the corruptions on which they are scored. See `RunConfig` for both.
     * `notes`, `claims`, `figure`: further remarks, differences whose sign is compared with the paper's, a figure.
     """
 
@@ -158,7 +158,7 @@ class PaperTable:
     measure: Callable[[Context, TableRow], Sequence[Scores]] | None = None
     orientation: bool = False
     merged: int = 0
-    outside: tuple[str, ...] = ()
+    outside: Callable[[Suite, str], tuple[str, ...]] = lambda suite, data: ()  # noqa: ARG005
     corruptions: tuple[str, ...] = ()
     notes: Callable[[FilledTable], Sequence[str]] = lambda _: ()
     claims: Callable[[Sequence[str]], Sequence[Claim]] = lambda _: ()
@@ -172,9 +172,10 @@ class PaperTable:
         """The run of every row on every data set with every seed, each once."""
         if self.measure is not None:
             return []
-        scored = {"outside": self.outside, "corruptions": self.corruptions}
         configs = (
-            suite.config(data, row, seed, self.protocol).changed(**scored)
+            suite.config(data, row, seed, self.protocol).changed(
+                outside=self.outside(suite, data), corruptions=self.corruptions
+            )
             for data in self.data(suite)
             for row in self.rows(suite)
             for seed in suite.seeds_of(row, self.name)

@@ -47,6 +47,7 @@ class TableRow:
       table without runs, the method is "".
     * `settings`: settings that replace those of the inference; in a table without runs, those of the measurement.
     * `words`: the words in front of the numbers. Without them, it is the label as the paper prints it.
+    * `as_long_as`: the name of an inference. This row trains for as many epochs as that one has in all its cycles.
     * `over`: the label of another row. A row Δ below this one shows this row minus that one, for runs of the same seed.
     * `name`: how sentences call the row, if not by its words.
     """
@@ -56,6 +57,7 @@ class TableRow:
     inference: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     words: tuple[str, ...] = ()
+    as_long_as: str = ""
     over: str = ""
     name: str = ""
 
@@ -134,6 +136,9 @@ class Suite:
             targets=tuple(f"{name}={self.splits[name]}" if name in self.splits else name for name in targets) or None,
             inference_settings=dict(row.settings),
         )
+        if row.as_long_as:
+            other = replace(row, inference=row.as_long_as, settings={}, as_long_as="")
+            return config.changed(epochs=self.inference_of(data, other).all_epochs)
         most = self.epochs.get(row.method, self.epochs.get("*"))
         if most is None or most >= _recipe_epochs(config) or "epochs" in row.settings:
             return config
@@ -167,11 +172,6 @@ class Suite:
     ) -> TableRow:
         """A row of ReBaPL on a method. `settings` replace those of the inference; `others` are fields of `TableRow`."""
         return TableRow(label or f"{method} + rebapl", method, self.inference, settings or {}, **others)
-
-    def longer(self, data: str, **settings: Any) -> TableRow:
-        """A row of MaPLe by maximum likelihood with as many epochs as ReBaPL has in all its cycles."""
-        epochs = self.inference_of(data, self.rebapl("maple")).all_epochs
-        return TableRow("maple, as many epochs", "maple", "mle", {"epochs": epochs, **settings})
 
     def rows(self, methods: Sequence[str] = TABLE1_METHODS) -> list[TableRow]:
         """The rows of a main table: each method as it was published and, for `REBAPL_ON`, ReBaPL on it with a row Δ.

@@ -165,11 +165,16 @@ def _prefix_scores(context: Context, config: RunConfig) -> dict[str, dict[str, d
     return scores
 
 
+def _longer(suite: Suite, **settings: int) -> TableRow:
+    """Maximum likelihood with as many epochs as ReBaPL has in all its cycles."""
+    return TableRow("maple, 15 epochs", "maple", "mle", settings, as_long_as=suite.inference)
+
+
 def _overfitting(suite: Suite) -> list[TableRow]:
     """Maximum likelihood with its own epochs, the same with as many epochs as ReBaPL has in all cycles, and ReBaPL."""
     (data,) = suite.trained_on("overfitting")
     rows = []
-    for row in (MAPLE, replace(suite.longer(data), label="maple, 15 epochs"), suite.rebapl("maple")):
+    for row in (MAPLE, _longer(suite), suite.rebapl("maple")):
         method, epochs = printed(row.label.split(",")[0]), suite.inference_of(data, row).epochs_in_words
         rows.append(replace(row, words=(method, epochs), name=f"{method} with {epochs} epochs"))
     return rows
@@ -183,8 +188,9 @@ def _efficiency(suite: Suite) -> list[TableRow]:
     (data,) = suite.trained_on("efficiency")
     rebapl = suite.rebapl("maple", words=("+ ReBaPL",))
     own, other = (suite.inference_of(data, row).batch for row in (MAPLE, rebapl))
-    rows = [MAPLE, suite.longer(data), *([suite.longer(data, batch=other)] if own != other else [])]
-    rows[-1] = replace(rows[-1], label="maple, 15 epochs")
+    rows = [MAPLE, _longer(suite), *([_longer(suite, batch=other)] if own != other else [])]
+    if own != other:
+        rows[1] = replace(rows[1], label="maple, as many epochs")
     rows += [suite.rebapl("maple", "none", NO_REPULSION, words=("+ ReBaPL, no repulsion",)), rebapl]
     described = []
     for row in rows:

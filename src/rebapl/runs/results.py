@@ -33,6 +33,8 @@ class Scores(Record):
     adaptive_ece: float | None = None
     brier: float | None = None
     aurc: float | None = None
+    tempered_nll: float | None = None
+    tempered_ece: float | None = None
 
 
 class PartScores(Scores):
@@ -47,8 +49,6 @@ class PartScores(Scores):
     mutual_information: float | None = None
     disagreement: float | None = None
     temperature: float | None = None
-    tempered_nll: float | None = None
-    tempered_ece: float | None = None
     images: int
     per_sample: list[Scores] = []
     target_settings: dict[str, Any] = {}

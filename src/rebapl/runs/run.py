@@ -235,11 +235,14 @@ def _score(
     if only_missing:
         parts, corruptions = missing_parts(stored, config), stored.lacking(corruptions)
         outside = tuple(name for name in outside if name not in stored.outside)
+    scored = evaluate(posterior, task, parts, progress and progress(""))
+    stored = stored.changed(parts={**stored.parts, **scored})
     outside_scores = score_outside(posterior, task, outside, root) if outside else {}
     by_corruption: dict[str, Mapping[str, object]] = {**stored.corruptions}
     if corruptions:
         moved = progress and progress(", corrupted")
-        for name, by_severity in score_corruptions(posterior, task, corruptions, moved).items():
+        at = next((part.temperature for part in stored.parts.values()), None)
+        for name, by_severity in score_corruptions(posterior, task, corruptions, at, moved).items():
             by_corruption[name] = {**by_corruption.get(name, {}), **by_severity}
     diversity = stored.diversity
     if len(posterior) > 1 and not (only_missing and diversity):
@@ -248,7 +251,6 @@ def _score(
     earlier = (stored.seconds.evaluation or 0.0) if only_missing else 0.0
     result = stored.changed(
         **answers_by,
-        parts={**stored.parts, **evaluate(posterior, task, parts, progress and progress(""))},
         protocols={**stored.protocols, config.protocol: list(names)},
         diversity=diversity,
         outside={**stored.outside, **outside_scores},
