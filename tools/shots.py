@@ -97,6 +97,7 @@ def run(options: argparse.Namespace) -> None:
     wanted = [
         (task, int(shots), method, inference, int(seed))
         for method, inference in {"heads": HEADS + SAMPLED, "prompts": PROMPTS}[options.learned]
+        if options.only in (None, f"{method} · {inference}")
         for seed in options.seeds.split(",")
         for shots in options.shots.split(",")
         for task in options.tasks.split(",")
@@ -210,6 +211,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks/shots.csv"), help="the table as CSV")
     parser.add_argument("--tasks", default=",".join(TASKS), help="separated by commas")
     parser.add_argument("--learned", choices=["heads", "prompts"], default="heads", help="what to run")
+    parser.add_argument("--only", help="one method with its inference, such as 'maple · mle'")
     parser.add_argument("--shots", default=",".join(map(str, reversed(SHOTS))), help="separated by commas")
     parser.add_argument("--seeds", default=",".join(map(str, SEEDS)), help="separated by commas")
     parser.add_argument("--study", type=Path, default=Path("docs/benchmarks/choice.json"), help="records of study.py")
