@@ -21,6 +21,7 @@ from rebapl.evaluation.tasks import (
     target_settings,
 )
 from rebapl.posterior import per_sample
+from rebapl.posterior.temperature import PRIOR, fit_temperature
 from rebapl.training.fit import fit
 
 
@@ -80,6 +81,16 @@ def test_portions_change_nothing(encoder: DualEncoder, monkeypatch: pytest.Monke
     assert list(evaluate(posterior, task, ["novel"])) == ["novel"]
     assert whole.novel.accuracy == whole.to_dict()["novel"]["accuracy"]
     assert len(repr(whole).splitlines()) == 4, "a head, two parts and the harmonic mean"
+
+
+def test_scores_at_a_temperature_are_fitted_without_a_prior(encoder: DualEncoder) -> None:
+    """Otherwise posteriors that are compared at τ would be held near 1 by the number of their validation images."""
+    task = load_task("digits", shots=2, seed=1, test_images=10)
+    posterior = fit(task, encoder, method="zero-shot")
+    validation = scoring.predict_part(posterior, task.val).probabilities
+    labels = scoring.part_labels(task.val)
+    part = evaluate(posterior, task, ["base"]).base
+    assert part.temperature == fit_temperature(validation, labels) != fit_temperature(validation, labels, PRIOR)
 
 
 def test_a_new_score_is_one_entry(encoder: DualEncoder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from rebapl.numbers import harmonic_mean, spread
 from rebapl.posterior import Posterior, Prediction
 from rebapl.posterior.outside import FEATURE_SCORES
 from rebapl.posterior.passes import CHUNK
-from rebapl.posterior.temperature import PRIOR, fit_temperature, tempered
+from rebapl.posterior.temperature import fit_temperature, tempered
 from rebapl.score_columns import SCORE_COLUMNS
 
 if TYPE_CHECKING:
@@ -96,8 +96,8 @@ def evaluate(
     The scores are those of `prediction_scores`. A part of another data set is predicted as a transfer, with the
     settings that the method's authors change for that data set. These (`target_settings`) and the name of the part's
     own `split` file are stored with its scores. If the task has validation images that are not test images, a
-    `temperature` is fitted on them, as `Posterior.fit_temperature` does, and `tempered_nll` and `tempered_ece` are the
-    scores with it. `progress` counts test and validation images.
+    `temperature` is fitted on them, without a prior, and `tempered_nll` and `tempered_ece` are the scores with it.
+    `progress` counts test and validation images.
     """
     evaluation = Evaluation()
     tests = {name: task.tests[name] for name in (task.tests if parts is None else parts)}
@@ -112,9 +112,7 @@ def evaluate(
         count = None if progress is None else lambda images: progress(before + images, total)
         return predict_part(bound_to(posterior, task, part), part, count)
 
-    temperature = None
-    if fitting:
-        temperature = fit_temperature(predicted(task.val).probabilities, part_labels(task.val), PRIOR)
+    temperature = fit_temperature(predicted(task.val).probabilities, part_labels(task.val)) if fitting else None
     for name, part in tests.items():
         prediction, labels = predicted(part), part_labels(part)
         of_part = prediction_scores(prediction, labels)

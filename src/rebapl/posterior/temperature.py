@@ -49,7 +49,7 @@ RANGE = (0.05, 20.0)
 """The smallest and the largest β = 1/τ."""
 
 PRIOR = 8.0
-"""κ: how strongly the temperature of a posterior is held near 1."""
+"""κ: how strongly the temperature of a posterior is held near 1. Scores that compare posteriors at τ have κ = 0."""
 
 NEAREST = 10
 """k: the number of class names that a new class name is compared with."""
