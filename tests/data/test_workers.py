@@ -1,6 +1,9 @@
-"""Threads: results in order, exceptions where they belong, nothing left running."""
+"""Threads and processes: results in order, exceptions where they belong, nothing left running."""
 
 import gc
+import multiprocessing
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -11,8 +14,11 @@ from typing import Any
 
 import pytest
 
+from rebapl import processes
 from rebapl.data import workers
+from rebapl.data.images import UnreadableImageError
 from rebapl.data.workers import MOST_THREADS, Ahead, in_threads, mapped_ahead, thread_count
+from rebapl.errors import UserError
 
 
 @pytest.fixture(autouse=True)
@@ -193,3 +199,54 @@ def test_a_thread_for_each_core_and_item_but_not_too_many(monkeypatch: pytest.Mo
     assert [thread_count(items) for items in (0, 1, 2, 100)] == [0, 1, 2, 2]
     monkeypatch.setattr(workers, "cores", lambda: 64)
     assert [thread_count(5), thread_count(100), thread_count()] == [5, MOST_THREADS, MOST_THREADS]
+
+
+def _process_of(number: int) -> tuple[int, int]:
+    if number == 70:
+        raise UnreadableImageError("image 70: broken", "broken")
+    return number, os.getpid()
+
+
+@pytest.fixture
+def many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with more cores than threads can use, where work on few items is already long."""
+    monkeypatch.setattr(workers, "cores", lambda: 3)
+    monkeypatch.setattr(workers, "MOST_THREADS", 2)
+    monkeypatch.setattr(workers, "SOME", 4)
+    monkeypatch.setattr(workers, "MANY", 10)
+    monkeypatch.setattr(workers, "PIECE", 4)
+    monkeypatch.setattr(processes, "_allowed", {os.getpid()})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked by a server on Linux only")
+@pytest.mark.usefixtures("many_cores")
+def test_long_work_continues_in_processes() -> None:
+    results = mapped_ahead(_process_of, range(200), ahead=6, processes=True)
+    found = [next(results) for _ in range(70)]
+    assert [number for number, _ in found] == list(range(70))
+    assert {process for _, process in found[:10]} == {os.getpid()}
+    others = {process for _, process in found[10:]}
+    assert os.getpid() not in others
+    assert len(others) <= 2, "one core computes with the results"
+    with pytest.raises(UnreadableImageError, match="image 70: broken") as caught:
+        next(results)
+    assert caught.value.reason == "broken"
+    assert [number for number, _ in mapped_ahead(_process_of, range(12), 6, processes=True)] == list(range(12))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked by a server on Linux only")
+@pytest.mark.usefixtures("many_cores")
+def test_a_process_that_dies_is_one_line() -> None:
+    with pytest.raises(UserError, match="a process that reads images was ended"):
+        list(mapped_ahead(_dies_in_a_process, range(100), ahead=6, processes=True))
+
+
+def _dies_in_a_process(_: int) -> None:
+    if multiprocessing.parent_process() is not None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.usefixtures("many_cores")
+def test_a_program_that_did_not_allow_it_starts_no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_allowed", set())
+    assert {process for _, process in mapped_ahead(_process_of, range(60), 6, processes=True)} == {os.getpid()}

@@ -1,6 +1,10 @@
 """Files in, records out: in order, with few images in memory, and with a note of what limits the pace."""
 
+import os
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +14,12 @@ import small_clip
 import torch
 from PIL import Image
 
+from rebapl import processes
+from rebapl.backbones import load_backbone
+from rebapl.data import workers
 from rebapl.errors import UserError
 from rebapl.posterior import Posterior, answers
-from rebapl.posterior.answers import RECENT, Pace, Question, answer_files, by_one_torch_thread
+from rebapl.posterior.answers import RECENT, Pace, Question, answer_files, by_one_torch_thread, read_ahead
 
 
 @pytest.fixture(scope="module")
@@ -148,3 +155,23 @@ def test_torch_has_its_threads_between_the_portions_also_of_two_folders_at_once(
         assert torch.get_num_threads() == 2
     assert threads == [1] * 4
     assert torch.get_num_threads() == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked by a server on Linux only")
+def test_processes_read_what_threads_read(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    read = partial(answers._read_file, load_backbone("mini").preprocessing, False)
+    threads = list(read_ahead(read, files, 4, Pace()))
+    for name, value in {"cores": lambda: 3, "MOST_THREADS": 2, "SOME": 2, "MANY": 4}.items():
+        monkeypatch.setattr(workers, name, value)
+    monkeypatch.setattr(processes, "_allowed", {os.getpid()})
+    pools: list[tuple[Any, ...]] = []
+
+    def pool(*arguments: Any) -> ProcessPoolExecutor:
+        pools.append(arguments)
+        return ProcessPoolExecutor(*arguments)
+
+    monkeypatch.setattr(workers, "ProcessPoolExecutor", pool)
+    others = list(read_ahead(read, files, 4, Pace(), processes=True))
+    assert len(pools) == 1
+    assert [labels for labels, _ in others] == [labels for labels, _ in threads]
+    assert all(torch.equal(one, other) for (_, one), (_, other) in zip(threads, others, strict=True))

@@ -18,7 +18,7 @@ import typer
 
 import rebapl
 from rebapl.errors import UserError
-from rebapl.runs.workers import begin_server
+from rebapl.processes import begin_server
 
 if TYPE_CHECKING:
     from rebapl.runs.engine import Engine

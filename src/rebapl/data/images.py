@@ -71,6 +71,9 @@ class UnreadableImageError(UserError):
         super().__init__(message)
         self.reason = reason
 
+    def __reduce__(self) -> tuple[type[UnreadableImageError], tuple[str, str]]:
+        return type(self), (str(self), self.reason)  # both arguments, so that it can come from another process
+
 
 def is_image(path: Path) -> bool:
     """Whether a path is a file with the ending of an image, and not hidden."""

@@ -1,13 +1,24 @@
-"""Work on images in several threads, which is faster because Pillow decodes and resizes without Python's lock."""
+"""Work on images in several threads, which is faster because Pillow decodes and resizes without Python's lock.
+
+The rest of the work holds the lock, so more threads than `MOST_THREADS` read no faster. On a machine with more cores,
+long work continues in processes.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import count
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from itertools import chain, count, islice
 from typing import Generic, TypeVar
+
+from rebapl.errors import UserError
+from rebapl.processes import begin_server, worker_context, workers_allowed
 
 Thing = TypeVar("Thing")
 Result = TypeVar("Result")
@@ -18,6 +29,13 @@ PORTION = 1024
 MOST_THREADS = 8
 """The largest number of threads. Python runs in one thread at a time, so sixteen threads on sixteen cores read no
 faster than eight, and they delay the thread that computes the answers."""
+
+SOME, MANY = 1024, 8192
+"""The server of processes begins to import after the first number of items, and they begin work after the second one.
+Threads do the items before."""
+
+PIECE = 16
+"""The number of items that a process takes at once, because each exchange between processes takes time."""
 
 
 def cores() -> int:
@@ -54,25 +72,94 @@ def portions(items: Sequence[Thing], size: int = PORTION) -> Iterator[Sequence[T
     return (items[begin : begin + size] for begin in range(0, len(items), size))
 
 
-def mapped_ahead(function: Callable[[Thing], Result], items: Iterable[Thing], ahead: int) -> Iterator[Result]:
+def mapped_ahead(
+    function: Callable[[Thing], Result], items: Iterable[Thing], ahead: int, processes: bool = False
+) -> Iterator[Result]:
     """`map(function, items)`, computed by several threads (see `thread_count`) up to `ahead` items before the caller.
 
-    An exception is raised in the place of its result, and the results after it are dropped. If the caller stops early,
-    the results that it has not taken are dropped.
+    With `processes`, they continue after `MANY` items if this machine has more cores than threads can use and this
+    program may start processes. Then `function`, the items and the results must be such that they can be pickled. An
+    exception is raised in the place of its result, and the results after it are dropped. If the caller stops early, the
+    results that it has not taken are dropped.
 
     >>> list(mapped_ahead(str.upper, ["a", "b"], ahead=8))
     ['A', 'B']
     """
-    pool, pending = ThreadPoolExecutor(thread_count()), deque[Future[Result]]()
+    rest = iter(items)
+    if processes and cores() > MOST_THREADS and workers_allowed():
+        yield from _in_threads(function, islice(rest, SOME), ahead)
+        if more := list(islice(rest, 1)):
+            begin_server()  # while no thread reads, because it changes the working folder for a moment
+            yield from _in_threads(function, chain(more, islice(rest, MANY - SOME - 1)), ahead)
+        if more := list(islice(rest, 1)):
+            yield from _in_processes(function, chain(more, rest), ahead)
+    else:
+        yield from _in_threads(function, rest, ahead)
+
+
+def _in_threads(function: Callable[[Thing], Result], items: Iterable[Thing], ahead: int) -> Iterator[Result]:
+    """`map(function, items)`, computed by several threads."""
+    return _mapped(ThreadPoolExecutor(thread_count()), function, items, ahead, 1)
+
+
+def _in_processes(function: Callable[[Thing], Result], items: Iterable[Thing], ahead: int) -> Iterator[Result]:
+    """`map(function, items)`, computed by a process on each core but one, which computes with the results."""
+    processes = cores() - 1
+    pool = ProcessPoolExecutor(processes, worker_context(), _begin_worker)
     try:
-        for item in items:
-            pending.append(pool.submit(function, item))
-            if len(pending) > ahead:
-                yield pending.popleft().result()
+        yield from _mapped(pool, function, items, max(ahead, 2 * PIECE * processes), PIECE)
+    except BrokenProcessPool as error:
+        raise UserError(
+            "a process that reads images was ended, as happens when the machine runs out of memory; run the command "
+            "again, and it continues"
+        ) from error
+
+
+def _mapped(
+    pool: Executor, function: Callable[[Thing], Result], items: Iterable[Thing], ahead: int, size: int
+) -> Iterator[Result]:
+    """`map(function, items)` in a pool whose workers take `size` items at once."""
+    rest, pending = iter(items), deque[Future[tuple[list[Result], Exception | None]]]()
+
+    def oldest() -> Iterator[Result]:
+        results, error = pending.popleft().result()
+        yield from results
+        if error is not None:
+            raise error
+
+    try:
+        while piece := list(islice(rest, size)):
+            pending.append(pool.submit(_each, function, piece))
+            if len(pending) * size > ahead:
+                yield from oldest()
         while pending:
-            yield pending.popleft().result()
+            yield from oldest()
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _each(function: Callable[[Thing], Result], items: Sequence[Thing]) -> tuple[list[Result], Exception | None]:
+    """The results up to the first exception, and this exception."""
+    results: list[Result] = []
+    for item in items:
+        try:
+            results.append(function(item))
+        except Exception as error:
+            return results, error
+    return results, None
+
+
+def _begin_worker() -> None:
+    """Leave Ctrl-C to the process that started this one, and end when that process does, however it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 class Ahead(Generic[Result]):

@@ -1,6 +1,6 @@
 """Answers for any number of image files, which are read and predicted one portion at a time.
 
-Threads read the next images while the images before them are predicted. At each moment the prediction waits for one of
+The next images are read while the images before them are predicted. At each moment the prediction waits for one of
 three things. The thing that it waits for longest limits its pace; see `Pace`.
 """
 
@@ -10,16 +10,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rebapl.data.features import StoredFeatures
 from rebapl.data.images import UnreadableImageError, read_image
-from rebapl.data.transforms import stacked
+from rebapl.data.transforms import Preprocessing
 from rebapl.data.workers import mapped_ahead
 from rebapl.errors import UserError
 from rebapl.learners import check_features
@@ -151,21 +153,13 @@ def answer_files(
     bound, resolved = (question or Question()).put_to(posterior)
     encoder, pace = bound.learner.encoder, pace or Pace()
 
-    def read(file: Path) -> tuple[str, Tensor | None, str]:
-        """The name of a file, its view or None, and the reason why it could not be read (empty if it could)."""
-        try:
-            return str(file), encoder.preprocessing.centre(read_image(file)), ""
-        except UnreadableImageError as error:
-            if resolved.strict:
-                raise
-            return str(file), None, error.reason
-
     if isinstance(files, StoredFeatures):
         check_features(bound.learner, files)
         portions = _read_features(files.portions(CHUNK * bound.device_count, shards), pace)
     else:
         size = (CPU_PORTION if encoder.device.type == "cpu" else CHUNK) * bound.device_count
-        portions = read_ahead(read, files, size, pace)
+        read = partial(_read_file, encoder.preprocessing, resolved.strict)
+        portions = read_ahead(read, files, size, pace, processes=encoder.device.type != "cpu")
 
     def answers() -> Iterator[list[Record]]:
         for portion, passed in bound.portion_passes(portions):
@@ -180,15 +174,30 @@ def answer_files(
     yield from by_one_torch_thread(answers()) if encoder.device.type == "cuda" else answers()
 
 
-def read_ahead(
-    read: Callable[[Item], tuple[Label, Tensor | None, str]], items: Iterable[Item], size: int, pace: Pace
-) -> Iterator[tuple[list[tuple[Label, str]], Tensor]]:
-    """Read images in threads, which are `size` images ahead, and yield portions of `size` images.
+def _read_file(preprocessing: Preprocessing, strict: bool, file: Path) -> tuple[str, np.ndarray | None, str]:
+    """The name of a file, its view or None, and the reason why it could not be read (empty if it could)."""
+    try:
+        return str(file), preprocessing.centre(read_image(file)).numpy(), ""
+    except UnreadableImageError as error:
+        if strict:
+            raise
+        return str(file), None, error.reason
 
-    `read` turns an item into its label, its view or None, and the reason why it could not be read (empty if it could).
-    A portion has the label and this reason for every image, and the views (n, 3, H, W) of those that could be read.
+
+def read_ahead(
+    read: Callable[[Item], tuple[Label, np.ndarray | None, str]],
+    items: Iterable[Item],
+    size: int,
+    pace: Pace,
+    processes: bool = False,
+) -> Iterator[tuple[list[tuple[Label, str]], Tensor]]:
+    """Read images at least `size` images ahead, and yield portions of `size` images.
+
+    Threads read them and, with `processes`, many images are read by processes; see `mapped_ahead`. `read` turns an item
+    into its label, its view or None, and the reason why it could not be read (empty if it could). A portion has the
+    label and this reason for every image, and the views (n, 3, H, W) of those that could be read.
     """
-    images = mapped_ahead(read, items, size)
+    images = mapped_ahead(read, items, size, processes)
     while True:
         pace.waits_for(DECODING)
         portion = list(islice(images, size))
@@ -196,7 +205,10 @@ def read_ahead(
         if not portion:
             return
         views = [view for _, view, _ in portion if view is not None]
-        yield [(label, reason) for label, _, reason in portion], stacked(views) if views else torch.empty(0)
+        yield (
+            [(label, reason) for label, _, reason in portion],
+            torch.from_numpy(np.stack(views)) if views else torch.empty(0),
+        )
 
 
 def _read_features(

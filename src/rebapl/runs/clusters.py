@@ -27,9 +27,9 @@ from pydantic import Field, model_validator
 
 from rebapl.errors import UserError, first_line
 from rebapl.files import read_json, write_atomically, write_json
+from rebapl.processes import in_a_safe_folder
 from rebapl.runs.engine import ENGINES, GRACE_SECONDS, Engine, EngineOptions
 from rebapl.runs.jobs import Failure, Work, perform_text, read_failure, read_progress
-from rebapl.runs.workers import in_a_safe_folder
 from rebapl.settings import refuse
 
 CONNECT_SECONDS = 10.0

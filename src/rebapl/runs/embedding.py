@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from rebapl.data.features import PRECISIONS, FeatureRow, shard_bytes
 from rebapl.data.images import UnreadableImageError, as_rgb, image_sha256, read_image
 from rebapl.data.own_images import TEMPLATE, has_classes, own_rows, own_template, read_names
 from rebapl.data.tars import is_tar, labels_in_tar, sample_of
+from rebapl.data.transforms import Preprocessing
 from rebapl.errors import UserError
 from rebapl.posterior.answers import CPU_PORTION, Pace, by_one_torch_thread, read_ahead
 from rebapl.posterior.images import ImageFiles
@@ -169,8 +170,12 @@ class FeatureMaker:
 
     def portions(self, entries: Iterable[Entry], pace: Pace) -> Iterator[list[Record]]:
         """A record for each image, a portion at a time: `image`, `error`, its `row`, and its `feature` (e,) or None."""
-        on_cpu = self.encoder.device.type == "cpu"
-        portions = self._embedded(read_ahead(self._reader(), entries, CPU_PORTION if on_cpu else CHUNK, pace), pace)
+        on_cpu, work = self.encoder.device.type == "cpu", self.about["work"]
+        if work["data"] is not None:
+            _dataset(work["data"], work["root"], work["split"])  # before several threads ask for it
+        read = functools.partial(_read_entry, work, self.about["classes"] or {}, self.encoder.preprocessing)
+        images = read_ahead(read, entries, CPU_PORTION if on_cpu else CHUNK, pace, processes=not on_cpu)
+        portions = self._embedded(images, pace)
         return portions if on_cpu else by_one_torch_thread(portions)
 
     def contents(self, records: Sequence[Record]) -> list[bytes]:
@@ -196,28 +201,29 @@ class FeatureMaker:
                 for row, error in portion
             ]
 
-    def _reader(self) -> Callable[[Entry], tuple[FeatureRow, Tensor | None, str]]:
-        """A function that reads an image: its row, its view, and an empty text; or its row, None, and the error."""
-        work, classes = self.about["work"], self.about["classes"] or {}
-        start = Path(work["start"])
-        dataset = None if work["data"] is None else _dataset(work["data"], work["root"], work["split"])
 
-        def read(entry: Entry) -> tuple[FeatureRow, Tensor | None, str]:
-            name, label, part = entry
-            row = FeatureRow(as_text(name), "", label, classes.get(label), part or None)
-            try:
-                if dataset is None:
-                    image, checksum = read_image(start / name), image_sha256(start / name)
-                else:
-                    image = as_rgb(dataset.load(name), upright=False)  # `load` has turned it upright if it should be
-                    checksum = dataset.checksum(name, image)
-                return row._replace(sha256=checksum), self.encoder.preprocessing.centre(image), ""
-            except UnreadableImageError as error:
-                if work["strict"]:
-                    raise
-                return row, None, error.reason
+def _read_entry(
+    work: Mapping[str, Any], classes: Mapping[str, str], preprocessing: Preprocessing, entry: Entry
+) -> tuple[FeatureRow, np.ndarray | None, str]:
+    """The row of an image, its view, and an empty text; or its row, None, and the error.
 
-        return read
+    `work` is the entry of that name in the description of the features, and `classes` has the class names by label.
+    """
+    name, label, part = entry
+    row = FeatureRow(as_text(name), "", label, classes.get(label), part or None)
+    try:
+        if work["data"] is None:
+            path = Path(work["start"], name)
+            image, checksum = read_image(path), image_sha256(path)
+        else:
+            dataset = _dataset(work["data"], work["root"], work["split"])
+            image = as_rgb(dataset.load(name), upright=False)  # `load` has turned it upright if it should be
+            checksum = dataset.checksum(name, image)
+        return row._replace(sha256=checksum), preprocessing.centre(image).numpy(), ""
+    except UnreadableImageError as error:
+        if work["strict"]:
+            raise
+        return row, None, error.reason
 
 
 @functools.lru_cache(maxsize=1)

@@ -30,6 +30,7 @@ from pydantic import ConfigDict, Field
 from rebapl.data.workers import cores
 from rebapl.errors import UserError
 from rebapl.plugins import Registry
+from rebapl.processes import in_a_safe_folder, worker_context
 from rebapl.runs.jobs import (
     PROGRESS,
     Failure,
@@ -47,7 +48,6 @@ from rebapl.runs.jobs import (
     read_progress,
 )
 from rebapl.runs.machine import best_device, forget_backbone
-from rebapl.runs.workers import in_a_safe_folder, worker_context
 from rebapl.settings import Settings
 
 ATTEMPTS = 2

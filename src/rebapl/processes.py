@@ -1,5 +1,8 @@
 """How worker processes are started. On Linux, one server imports the slow modules once and forks the workers.
 
+A worker first imports the module that its program began with, and not every program expects that. So workers are
+started for a caller who asked for several at a time, and otherwise only by a program that called `allow_workers`.
+
 A process that is started with `python -c` or `python -m` looks for modules in its working folder first, so a file
 `torch.py` in a folder of downloaded data would be run. Therefore every worker is started in a folder that has only
 modules of Python itself, and changes to its working folder later.
@@ -45,3 +48,17 @@ def begin_server() -> None:
     if worker_context().get_start_method() == "forkserver":
         with in_a_safe_folder():
             forkserver.ensure_running()
+
+
+_allowed: set[int] = set()
+"""The number of this process, if it may start workers. Processes that are forked from it may not."""
+
+
+def allow_workers() -> None:
+    """Let this program start workers whenever they make it faster. The commands of this package do so."""
+    _allowed.add(os.getpid())
+
+
+def workers_allowed() -> bool:
+    """Whether this process may start workers, and a server forks them."""
+    return os.getpid() in _allowed and worker_context().get_start_method() == "forkserver"
