@@ -99,7 +99,7 @@ def recorded(posterior: Posterior) -> list[str]:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    "method", ["coop", "cocoop", "proda", "vpt", "ivlp", "maple", "promptsrc", "mmrl", "mmrl++", "app"]
+    "method", ["coop", "cocoop", "proda", "bpl", "vamp", "vpt", "ivlp", "maple", "promptsrc", "mmrl", "mmrl++", "app"]
 )
 def test_captured_answers_are_the_uncaptured_ones(make: Any, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     """In float32, to 0.001 of logits around 10: passes that are filled up round otherwise."""

@@ -150,6 +150,7 @@ class Learner(nn.Module, Generic[Frozen]):
         self.encoder = encoder
         self.config = config
         self._class_names: list[str] | None = None
+        self._drawn: dict[Any, Tensor] = {}
 
     @property
     def logits_are_products(self) -> bool:
@@ -304,6 +305,19 @@ class Learner(nn.Module, Generic[Frozen]):
         if self.noise is None:
             self.noise = random_stream(0, "training", type(self).__name__)
         return self.noise
+
+    def standard_normal(self, *shape: int) -> Tensor:
+        """Random numbers of this shape from `noise_stream`, on the encoder's device.
+
+        In evaluation mode they are drawn once and kept, because a pass that is captured cannot draw them anew.
+        """
+        key, noise = (shape, self.encoder.device), self.noise_stream()
+        if not self.training and key in self._drawn:
+            return self._drawn[key]
+        drawn = torch.randn(shape, generator=noise, device=noise.device).to(self.encoder.device)
+        if not self.training:
+            self._drawn[key] = drawn
+        return drawn
 
 
 class TextLearner(Learner[Tensor]):

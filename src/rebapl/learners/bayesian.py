@@ -98,9 +98,7 @@ class BayesianPrompts(CoOp):
 
     def _residuals(self, mean: Tensor, log_variance: Tensor) -> Tensor:
         """L samples (…, L, d) of residuals with mean and log-variance (…, 1, d) or (d,)."""
-        noise = self.noise_stream()
-        shape = (self.config.samples, self.encoder.text.width)
-        epsilon = torch.randn(shape, generator=noise, device=noise.device).to(mean.device)
+        epsilon = self.standard_normal(self.config.samples, self.encoder.text.width)
         return mean + epsilon * (0.5 * log_variance).exp()
 
     def _text_samples(self, residuals: Tensor) -> Tensor:

@@ -116,8 +116,8 @@ class VaMP(VisionPrompts):
         assert frozen.features is not None
         image = self.prompted_image(frozen)
         mean, log_variance = self._moments(self.posterior, frozen.features)
-        count, noise = 1 if self.training else self.config.samples, self.noise_stream()
-        epsilon = torch.randn((count, *mean.shape[1:]), generator=noise, device=noise.device).to(mean.device)
+        count = 1 if self.training else self.config.samples
+        epsilon = self.standard_normal(count, *mean.shape[1:])
         prompts = mean.unsqueeze(1) + epsilon * (0.5 * log_variance).exp().unsqueeze(1)
         text = self.in_portions(self._text_features, prompts.flatten(0, 1)).unflatten(0, (len(mean), count))
         log_probabilities = self.encoder.logits(image[:, None, None], text).squeeze(2).log_softmax(-1)
