@@ -3,6 +3,7 @@
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas
@@ -13,15 +14,18 @@ from typer.testing import CliRunner
 
 from rebapl.backbones import DualEncoder, features, load_backbone
 from rebapl.cli.commands import app
+from rebapl.data.batches import LabelledImages
 from rebapl.data.features import StoredFeatures
+from rebapl.data.folds import ALL
 from rebapl.data.task import load_task
 from rebapl.errors import UserError
 from rebapl.evaluation import evaluate
 from rebapl.learners import build_learner
 from rebapl.posterior import Posterior, load_posterior, save_posterior
-from rebapl.posterior.answers import answer_files
+from rebapl.posterior.answers import CPU_PORTION, answer_files
 from rebapl.posterior.per_sample import encode_classes, unstacked
 from rebapl.runs.config import RunConfig
+from rebapl.runs.learn import Lesson
 from rebapl.runs.run import run as do_run
 from rebapl.training import fit
 
@@ -160,6 +164,34 @@ def test_a_run_on_features_trains_and_scores_as_on_the_images(exact: Path, image
         inference_settings={"cycles": 2},
     )
     assert all(torch.equal(again.samples[name], stack) for name, stack in load_posterior(out).samples.items())
+
+
+@pytest.mark.parametrize(
+    ("method", "how"),
+    [
+        *(("gda", {}), ("gda", {"inference": "laplace"}), ("proker", {}), ("tip-adapter", {})),
+        *((name, {"epochs": 4}) for name in ("tip-adapter-f", "lp++", "linear")),
+        *((name, {"epochs": 4, "inference": "csghmc"}) for name in ("tip-adapter-f", "linear")),
+    ],
+)
+def test_a_head_is_the_same_on_images_and_on_their_features_to_the_last_bit(
+    images: Path, exact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, how: dict[str, Any]
+) -> None:
+    """Its samples, and its answers. `learn` and `embed` pass the images through the tower in the same portions here."""
+    monkeypatch.setattr(features, "AT_ONCE", CPU_PORTION)
+    lessons = [Lesson.of(RunConfig(str(data), method, backbone="mini"), tmp_path) for data in (images, exact)]
+    whole, learned = LabelledImages(lessons[0].dataset, lessons[0].dataset.items), []
+    for lesson in lessons:
+        with features.features_kept_in(tmp_path / "kept", whole):
+            learned.append(fit(lesson.tasks[ALL], "mini", method, **how))
+    assert learned[0].samples
+    for name, stack in learned[0].samples.items():
+        assert torch.equal(learned[1].samples[name], stack), name
+    answered = []
+    for posterior, files in zip(learned, (sorted(images.rglob("*.png")), StoredFeatures.read(exact)), strict=True):
+        records = [record for portion in answer_files(posterior, files) for record in portion]
+        answered.append([{key: value for key, value in each.items() if key != "image"} for each in records])
+    assert answered[0] == answered[1]
 
 
 def test_learning_from_features(exact: Path, tmp_path: Path) -> None:
