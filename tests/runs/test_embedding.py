@@ -11,7 +11,7 @@ import pandas
 import pytest
 import torch
 from PIL import Image
-from small_features import embed, pack, pictures, plan
+from small_features import assert_same_features, embed, pack, pictures, plan
 
 from rebapl.backbones import DualEncoder, load_backbone
 from rebapl.data.features import StoredFeatures
@@ -99,9 +99,7 @@ def test_two_workers_one_of_which_is_killed_give_the_same_files(
     assert kills.retried == 1
     assert all(outcome.state == "done" for outcome in outcomes)
     work.conclude()
-    first, second = (pandas.read_parquet(tmp_path / name) for name in ("one", "two"))
-    pandas.testing.assert_frame_equal(first.drop(columns="feature"), second.drop(columns="feature"))
-    np.testing.assert_allclose(*(np.stack(each["feature"].tolist()) for each in (first, second)), atol=1e-6)
+    assert_same_features(tmp_path / "two", one)
     assert len(StoredFeatures.read(one)) == 12
 
 
