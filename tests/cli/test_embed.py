@@ -1,7 +1,9 @@
 """`rebapl embed`, and `train`, `learn`, `predict` and `evaluate` on what it stored, as a person meets them."""
 
+import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas
@@ -10,17 +12,20 @@ import torch
 from small_features import pack, pictures
 from typer.testing import CliRunner
 
-from rebapl.backbones import features, load_backbone
+from rebapl.backbones import DualEncoder, features, load_backbone
 from rebapl.cli.commands import app
+from rebapl.data.batches import LabelledImages
 from rebapl.data.features import StoredFeatures
+from rebapl.data.folds import ALL
 from rebapl.data.task import load_task
 from rebapl.errors import UserError
 from rebapl.evaluation import evaluate
 from rebapl.learners import build_learner
 from rebapl.posterior import Posterior, load_posterior, save_posterior
-from rebapl.posterior.answers import answer_files
+from rebapl.posterior.answers import CPU_PORTION, answer_files
 from rebapl.posterior.per_sample import encode_classes, unstacked
 from rebapl.runs.config import RunConfig
+from rebapl.runs.learn import Lesson
 from rebapl.runs.run import run as do_run
 from rebapl.training import fit
 
@@ -161,6 +166,34 @@ def test_a_run_on_features_trains_and_scores_as_on_the_images(exact: Path, image
     assert all(torch.equal(again.samples[name], stack) for name, stack in load_posterior(out).samples.items())
 
 
+@pytest.mark.parametrize(
+    ("method", "how"),
+    [
+        *(("gda", {}), ("gda", {"inference": "laplace"}), ("proker", {}), ("tip-adapter", {})),
+        *((name, {"epochs": 4}) for name in ("tip-adapter-f", "lp++", "linear")),
+        *((name, {"epochs": 4, "inference": "csghmc"}) for name in ("tip-adapter-f", "linear")),
+    ],
+)
+def test_a_head_is_the_same_on_images_and_on_their_features_to_the_last_bit(
+    images: Path, exact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, how: dict[str, Any]
+) -> None:
+    """Its samples, and its answers. `learn` and `embed` pass the images through the tower in the same portions here."""
+    monkeypatch.setattr(features, "AT_ONCE", CPU_PORTION)
+    lessons = [Lesson.of(RunConfig(str(data), method, backbone="mini"), tmp_path) for data in (images, exact)]
+    whole, learned = LabelledImages(lessons[0].dataset, lessons[0].dataset.items), []
+    for lesson in lessons:
+        with features.features_kept_in(tmp_path / "kept", whole):
+            learned.append(fit(lesson.tasks[ALL], "mini", method, **how))
+    assert learned[0].samples
+    for name, stack in learned[0].samples.items():
+        assert torch.equal(learned[1].samples[name], stack), name
+    answered = []
+    for posterior, files in zip(learned, (sorted(images.rglob("*.png")), StoredFeatures.read(exact)), strict=True):
+        records = [record for portion in answer_files(posterior, files) for record in portion]
+        answered.append([{key: value for key, value in each.items() if key != "image"} for each in records])
+    assert answered[0] == answered[1]
+
+
 def test_learning_from_features(exact: Path, tmp_path: Path) -> None:
     out = tmp_path / "learned"
     words = ("--method", "coop", "--inference", "mle", "--epochs", 1, "--quiet")
@@ -204,5 +237,25 @@ def test_test_images_are_encoded_once_for_all_runs(
     assert tested in passes
     parts = [json.loads((out / "results.json").read_text())["parts"] for out in (first, alone)]
     assert parts[0] == parts[1]
-    assert sorted(path.suffix for path in (tmp_path / "runs" / ".features").iterdir()) == [".f32"] * 3
     assert second.parent == first.parent
+
+
+def test_images_are_encoded_once_whatever_the_seed_the_shots_and_the_head(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eighteen runs, most of which draw other training and validation images."""
+    encoded, encode, drawn = 0, features.encode, set[str]()
+
+    def counted(encoder: DualEncoder, views: torch.Tensor) -> torch.Tensor:
+        nonlocal encoded
+        encoded += len(views)
+        return encode(encoder, views)
+
+    monkeypatch.setattr(features, "encode", counted)
+    for seed, shots, method in itertools.product((1, 2, 3), (1, 2, 4), ("gda", "tip-adapter")):
+        config = RunConfig(str(images), method, backbone="mini", protocol="few-shot", shots=shots, seed=seed)
+        do_run(config, runs=tmp_path / "runs", device="cpu")
+        task = load_task(str(images), shots, seed, "few-shot")
+        drawn |= {item.key for part in (task.train, task.val, *task.tests.values()) for item in part.items}
+        assert encoded == len(drawn)
+    assert len(drawn) > len(task.train.items) + len(task.val.items) + len(task.tests["test"].items)

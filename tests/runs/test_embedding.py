@@ -4,18 +4,23 @@ import hashlib
 import json
 import os
 import signal
+import threading
+import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas
 import pytest
 import torch
 from PIL import Image
-from small_features import embed, pack, pictures, plan
+from small_features import assert_same_features, embed, pack, pictures, plan
 
 from rebapl.backbones import DualEncoder, load_backbone
 from rebapl.data.features import StoredFeatures
+from rebapl.data.transforms import Preprocessing
 from rebapl.errors import UserError
+from rebapl.runs import embedding
 from rebapl.runs.engine import LocalEngine
 from rebapl.runs.jobs import Event, Retried, Started, Stepped
 from rebapl.runs.shards import Shard, work_on
@@ -99,9 +104,7 @@ def test_two_workers_one_of_which_is_killed_give_the_same_files(
     assert kills.retried == 1
     assert all(outcome.state == "done" for outcome in outcomes)
     work.conclude()
-    first, second = (pandas.read_parquet(tmp_path / name) for name in ("one", "two"))
-    pandas.testing.assert_frame_equal(first.drop(columns="feature"), second.drop(columns="feature"))
-    np.testing.assert_allclose(*(np.stack(each["feature"].tolist()) for each in (first, second)), atol=1e-6)
+    assert_same_features(tmp_path / "two", one)
     assert len(StoredFeatures.read(one)) == 12
 
 
@@ -135,6 +138,56 @@ def test_stopped_work_goes_on_and_new_images_become_new_shards(
     assert [rows for _, _, rows in stored.shards()] == [20, 9, 4]
     names = [file for file in files if file.name != "3.png"]
     np.testing.assert_allclose(stored.of(good[::-1]).numpy(), tower(mini, names[::-1]), atol=1e-6)
+
+
+class Alive:
+    """How many of the objects that passed through `count` exist, and the most that existed at a time."""
+
+    def __init__(self) -> None:
+        self.now, self.most, self.all, self._lock = 0, 0, 0, threading.RLock()
+
+    def count(self, thing: Any) -> Any:
+        with self._lock:
+            self.now, self.all = self.now + 1, self.all + 1
+            self.most = max(self.most, self.now)
+        weakref.finalize(thing, self._gone)
+        return thing
+
+    def _gone(self) -> None:
+        with self._lock:
+            self.now -= 1
+
+
+@pytest.mark.parametrize("form", ["parquet", "npy"])
+def test_few_images_views_and_features_are_in_memory_however_many_are_embedded(
+    mini: DualEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """Portions of four images, and shards of eight: the peak is the same for 40 images and for 160."""
+    folder = pictures(tmp_path / "pets", a=1)
+    for number in range(1, 160):
+        os.link(folder / "a" / "0.png", folder / "a" / f"{number}.png")
+    files = sorted(folder.rglob("*.png"))
+    alive: dict[str, Alive] = {}
+    monkeypatch.setattr("rebapl.runs.embedding.CPU_PORTION", 4)
+    read, view, encode = embedding.read_image, Preprocessing.centre, embedding.encode
+    monkeypatch.setattr(embedding, "read_image", lambda path: alive["images"].count(read(path)))
+    monkeypatch.setattr(Preprocessing, "centre", lambda self, image: alive["views"].count(view(self, image)))
+
+    class Encoded:
+        def __init__(self, *given: Any) -> None:
+            self.features = encode(*given).numpy()
+
+        def numpy(self) -> np.ndarray:
+            return alive["features"].count(self.features)  # the rows of the records hold it
+
+    monkeypatch.setattr(embedding, "encode", Encoded)
+    for count in (40, 160):
+        alive.update({name: Alive() for name in ("images", "views", "features")})
+        embed(mini, files[:count], tmp_path / f"{count}", size=8, form=form)
+        assert [alive[name].all for name in alive] == [count, count, count // 4]
+        assert alive["images"].most <= 4 + 1, "those that are read ahead"
+        assert alive["views"].most <= 4 * 4, "those that are read ahead, a portion in the tower, and the one before"
+        assert alive["features"].most <= 2 * 8 // 4, "a shard that was written last, and one that is not complete yet"
 
 
 def test_the_layout_of_clip_retrieval(mini: DualEncoder, folder: Path, files: list[Path], tmp_path: Path) -> None:

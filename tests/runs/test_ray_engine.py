@@ -15,10 +15,12 @@ from typing import Any
 import pandas
 import pytest
 import small_jobs
+from small_features import assert_same_features, embed, pictures, plan
 from small_jobs import LONG, StruckJob, StruckShard, jobs, made, scores, tiny
 from small_shards import answer_all, draw, rows_of, save_small, small_work
 from tiny_suite import TINY
 
+from rebapl.backbones import DualEncoder
 from rebapl.errors import UserError
 from rebapl.reproduce.targets import PAPER_TARGETS
 from rebapl.runs.clusters import RayEngine, SlurmEngine
@@ -162,6 +164,18 @@ def test_a_prediction_in_shards_survives_its_worker_and_goes_on(
     shards[1].files[0].unlink()
     assert [outcome.attempts for outcome in engine.run(small_work(run, names, out, size=40).shards)] == [0, 1]
     pandas.testing.assert_frame_equal(rows_of(out), rows, rtol=1e-5, atol=1e-6)
+
+
+def test_features_in_shards_are_those_of_this_process(engine: RayEngine, mini: DualEncoder, tmp_path: Path) -> None:
+    """A stored shard that is damaged is done again, and no other one."""
+    images, one, out = pictures(tmp_path / "pets", cat=5, dog=4), tmp_path / "one", tmp_path / "out"
+    work, _ = plan(mini, [images], out)
+    assert [outcome.attempts for outcome in engine.run(work.shards)] == [1, 1]
+    work.conclude()
+    assert_same_features(out, embed(mini, [images], one))
+    work.shards[1].files[0].write_bytes(b"damaged")
+    assert [outcome.attempts for outcome in engine.run(plan(mini, [images], out)[0].shards)] == [0, 1]
+    assert_same_features(out, one)
 
 
 def test_what_no_machine_has_is_refused(cluster: Any, tmp_path: Path) -> None:

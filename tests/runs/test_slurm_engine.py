@@ -12,8 +12,10 @@ from pathlib import Path
 import fake_slurm
 import pytest
 import small_jobs
+from small_features import assert_same_features, embed, pictures, plan
 from small_jobs import LONG, StruckJob, jobs, made, tiny
 
+from rebapl.backbones import DualEncoder
 from rebapl.errors import UserError
 from rebapl.runs import clusters
 from rebapl.runs.clusters import SlurmEngine, minutes
@@ -105,6 +107,17 @@ def test_cycles_of_two_runs_do_not_take_each_others_answers(tmp_path: Path) -> N
     cycles = [cycle for job in jobs(tmp_path / "runs", 1, 2, **apart) for cycle in cycle_jobs(job)]
     outcomes = list(SlurmEngine(tmp_path / "runs").run(cycles))
     assert [(outcome.state, outcome.attempts) for outcome in outcomes] == [("done", 1)] * 4
+
+
+def test_features_in_shards_are_those_of_this_process(slurm: Path, mini: DualEncoder, tmp_path: Path) -> None:
+    """Two shards are one array, and what is finished is not submitted again."""
+    images, out = pictures(tmp_path / "pets", cat=5, dog=4), tmp_path / "out"
+    work, _ = plan(mini, [images], out)
+    assert [(outcome.state, outcome.attempts) for outcome in SlurmEngine(out).run(work.shards)] == [("done", 1)] * 2
+    work.conclude()
+    assert_same_features(out, embed(mini, [images], tmp_path / "one"))
+    assert [outcome.attempts for outcome in SlurmEngine(out).run(plan(mini, [images], out)[0].shards)] == [0, 0]
+    assert len(list((slurm / "jobs").glob("*_*.sh"))) == 2
 
 
 @pytest.mark.usefixtures("slurm")

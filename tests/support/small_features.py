@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 from PIL import Image
 
 from rebapl.backbones import DualEncoder
-from rebapl.data.features import WHAT
+from rebapl.data.features import WHAT, StoredFeatures
 from rebapl.runs.embedding import FeatureMaker, gather_images
 from rebapl.runs.shards import Place, ShardedWork, plan_shards, work_on
 
@@ -40,6 +41,14 @@ def embed(encoder: DualEncoder, images: list[Any], out: Path, **more: Any) -> Pa
         pass
     work.conclude()
     return out
+
+
+def assert_same_features(first: Path, second: Path) -> None:
+    """Compare two folders: all columns, and the features up to the rounding of passes with more or fewer images."""
+    frames = [pandas.read_parquet(folder) for folder in (first, second)]
+    pandas.testing.assert_frame_equal(*(frame.drop(columns="feature") for frame in frames))
+    np.testing.assert_allclose(*(np.stack(frame["feature"].tolist()) for frame in frames), atol=1e-6)
+    assert len(StoredFeatures.read(first)) == len(frames[0])
 
 
 def pack(tar: Path, files: dict[str, bytes]) -> Path:

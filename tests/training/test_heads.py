@@ -111,11 +111,20 @@ def test_a_cache_is_read_back_with_its_size_and_moves_to_a_copy_of_the_backbone(
     assert copied.keys.shape == again.learner.keys.shape
 
 
+PARAMETERS = {
+    "linear": {"residual", "prior_std", "text_weight"},
+    "tip-adapter-f": {"keys", "values", "sharpness", "text_weight"},
+    "lp++": {"weight", "blend"},
+}
+"""What a posterior of each head that is trained in steps has."""
+
+
+@pytest.mark.parametrize("method", PARAMETERS)
 @pytest.mark.parametrize("inference", ["mle", "csghmc", "laplace"])
 def test_a_resumed_head_equals_an_uninterrupted_one(
-    mini: DualEncoder, task: Task, tmp_path: Path, inference: str
+    mini: DualEncoder, task: Task, tmp_path: Path, method: str, inference: str
 ) -> None:
-    expected = fit(task, mini, "linear", inference, epochs=12)
+    expected = fit(task, mini, method, inference, epochs=12)
 
     def stop(done: int, _total: int, _loss: float) -> None:
         if done == 7:
@@ -123,10 +132,23 @@ def test_a_resumed_head_equals_an_uninterrupted_one(
 
     path = tmp_path / "checkpoint"
     with pytest.raises((KeyboardInterrupt, Interrupted)):
-        fit(task, mini, "linear", inference, epochs=12, checkpoint=str(path), progress=stop)
-    resumed = fit(task, mini, "linear", inference, epochs=12, checkpoint=path)
-    assert resumed.samples.keys() == expected.samples.keys() == {"residual", "prior_std", "text_weight"}
+        fit(task, mini, method, inference, epochs=12, checkpoint=str(path), progress=stop)
+    resumed = fit(task, mini, method, inference, epochs=12, checkpoint=path)
+    assert resumed.samples.keys() == expected.samples.keys() == PARAMETERS[method]
     assert all(torch.equal(resumed.samples[name], stack) for name, stack in expected.samples.items())
+
+
+@pytest.mark.parametrize("method", PARAMETERS)
+@pytest.mark.parametrize(("inference", "count"), [("mle", 1), ("ensemble", 3), ("csghmc", 3), ("rebapl", 6)])
+def test_every_inference_samples_a_head(mini: DualEncoder, task: Task, method: str, inference: str, count: int) -> None:
+    """As many samples as the preset says. No two of them are the same, except in an ensemble: a head always starts from
+    what it has seen, and if each step has all images, all trainings of an ensemble end in the same way."""
+    posterior = fit(task, mini, method, inference, epochs=10)
+    assert len(posterior) == count
+    moved = posterior.samples[{"linear": "residual", "tip-adapter-f": "keys", "lp++": "weight"}[method]].flatten(1)
+    assert moved.isfinite().all()
+    different = len(moved.unique(dim=0))
+    assert different == (1 if inference == "ensemble" else count)
 
 
 def test_closed_forms_take_no_settings_of_an_inference(mini: DualEncoder, task: Task) -> None:

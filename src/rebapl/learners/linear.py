@@ -96,11 +96,12 @@ class Linear(Head):
             labels = torch.cat([labels, torch.arange(len(self.owners), device=labels.device)])
         self.examples = len(labels)
         inputs, offset = self.encoder.logit_scale * features, self.encoder.logits(features, self.base)
-        std, start = self.config.prior, torch.zeros_like(self.residual)
+        std, start = self.config.prior, torch.zeros_like(self.residual, dtype=torch.float64)
         if std == "evidence":
             std = best_width(inputs, offset, labels, scale) / float(self.encoder.logit_scale)
         self.prior_std.copy_(std * scale)
-        self.text_weight.fill_(mode(inputs, offset, labels, self.prior_std, start)[1])
+        kappa = mode(inputs.double(), offset.double(), labels, self.prior_std.double(), start)[1]  # float32 ends early
+        self.text_weight.fill_(kappa)
         return features, labels
 
 

@@ -22,6 +22,7 @@ from rebapl.backbones.features import encode
 from rebapl.data.batches import LabelledImages
 from rebapl.data.checking import broken_images
 from rebapl.errors import UserError
+from rebapl.learners import METHODS
 from rebapl.runs.config import RunConfig
 from rebapl.runs.folder import CONFIG
 from rebapl.runs.learn import Lesson
@@ -43,7 +44,7 @@ TIMED = 8
 
 
 class Timing(NamedTuple):
-    """Seconds to decode and encode an image, and to encode all class names."""
+    """Seconds to decode and encode an image (0 if its feature is stored), and to encode all class names."""
 
     image: float
     classes: float
@@ -51,13 +52,15 @@ class Timing(NamedTuple):
     @classmethod
     def of(cls, lesson: Lesson, encoder: DualEncoder) -> Timing:
         """Measure both. An image is encoded once before, because the first pass may take longer."""
-        data = LabelledImages(lesson.dataset, lesson.dataset.items[:TIMED])
-        if broken_images(data.dataset, data.items):
-            lesson.refuse_broken()
-        encode(encoder, data.views(encoder.preprocessing, [0]))
-        begin = time.perf_counter()
-        encode(encoder, data.views(encoder.preprocessing))
-        image = (time.perf_counter() - begin) / len(data)
+        image = 0.0
+        if lesson.dataset.features is None:
+            data = LabelledImages(lesson.dataset, lesson.dataset.items[:TIMED])
+            if broken_images(data.dataset, data.items):
+                lesson.refuse_broken()
+            encode(encoder, data.views(encoder.preprocessing, [0]))
+            begin = time.perf_counter()
+            encode(encoder, data.views(encoder.preprocessing))
+            image = (time.perf_counter() - begin) / len(data)
         text = encoder.tokenize([[name] for name in lesson.dataset.class_names])
         begin = time.perf_counter()
         with torch.no_grad():
@@ -78,6 +81,16 @@ class Timing(NamedTuple):
             steps = max(1, images // inference.batch)
             seconds += 3 * inference.all_epochs * (images * self.image + steps * self.classes)
         return seconds
+
+    def told(self, lesson: Lesson) -> str:
+        """How long a lesson takes, in words: by `head` if it learns a head or nothing, and else by `prompts`."""
+        if METHODS.find(lesson.final.method).learner.learns_from_features or not (seconds := self.prompts(lesson)):
+            if lesson.dataset.features is not None:
+                return "takes some seconds to learn, since the features are there"
+            images = number_of(len(lesson.dataset.items), "image")
+            seconds = max(1.0, self.head(lesson))
+            return f"takes about {roughly(seconds)} here to encode {images}, and some seconds to learn"
+        return f"takes about {roughly(max(1.0, seconds))} here to learn"
 
 
 class Plan(NamedTuple):
@@ -103,7 +116,12 @@ def plan_lessons(config: RunConfig, out: Path, device: str, *, quick: bool, best
         elif best:
             raise UserError(f"{config.data} has features, and prompts are learned from images: leave --best out")
     if len(lessons) == 1:
-        return Plan(lessons, [] if lessons[0].dataset.features is not None else ["chosen because you asked for it"])
+        if not anew and lessons[0].is_done():
+            return Plan(lessons, [])
+        told = Timing.of(lessons[0], kept_backbone(config.backbone_name, device)).told(lessons[0])
+        return Plan(
+            lessons, [f"chosen because you asked for it; {told}" if config.method or config.inference else told]
+        )
     head, prompts = lessons
     both = best or (not quick and (prompts.out / CONFIG).exists())
     no_epochs = UserError("--epochs needs --quick (for the head), --best (for prompts after it) or --method")
@@ -112,8 +130,7 @@ def plan_lessons(config: RunConfig, out: Path, device: str, *, quick: bool, best
     if not anew and all(lesson.is_done() for lesson in lessons[: 1 + both]):
         return Plan(lessons[: 1 + both], [])
     timing = Timing.of(head, kept_backbone(config.backbone_name, device))
-    images, seconds = number_of(len(head.dataset.items), "image"), timing.prompts(prompts)
-    head_line = f"takes about {roughly(max(1.0, timing.head(head)))} here to encode {images}, and some seconds to learn"
+    head_line, seconds = timing.told(head), timing.prompts(prompts)
     later = f"prompts ({PROMPTS['method']} · {PROMPTS['inference']})"
     if both or (not quick and device != "cpu" and seconds <= PATIENCE):
         return Plan(lessons, [f"{head_line}; then {later}, about {roughly(seconds)}"])
