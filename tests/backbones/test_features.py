@@ -64,7 +64,7 @@ def test_images_are_encoded_once_and_the_bits_are_those_of_the_tower(
     assert encoded == [4, 4, 2]
     assert torch.equal(first, plain(mini, data))
     assert torch.equal(again, first)
-    assert len(list((tmp_path / "kept").glob("*.f32"))) == 3
+    assert len(list((tmp_path / "kept").iterdir())) == 3
     assert torch.equal(features_of(mini, data), first)
     assert encoded == [4, 4, 2] * 2, "outside of `with`, nothing is kept"
 
@@ -100,51 +100,14 @@ def test_what_has_changed_is_encoded_again(
         file.write_bytes((folder / "b" / "1.png").read_bytes())
         os.utime(file, ns=(1, 1))
         changed = images_of(folder)
-        torch.testing.assert_close(features_of(mini, changed), plain(mini, changed), rtol=1e-5, atol=1e-6)
-        assert encoded == [4, 4, 2, 1], "the other images of its portion are known"
+        assert torch.equal(features_of(mini, changed), plain(mini, changed))
+        assert encoded == [4, 4, 2, 4]
         other = load_backbone(nano)
         assert torch.equal(features_of(other, changed), plain(other, changed))
-        assert encoded == [4, 4, 2, 1, 4, 4, 2]
+        assert encoded == [4, 4, 2, 4, 4, 4, 2]
         turned = replace(changed.dataset, load=replace(changed.dataset.load, upright=False))
         features_of(mini, LabelledImages(turned, changed.items))
         assert len(encoded) == 10, "another way to read the files"
-
-
-def test_a_selection_encodes_only_images_that_no_other_selection_had(
-    mini: DualEncoder, folder: Path, tmp_path: Path, encoded: list[int]
-) -> None:
-    """Each `with` stands for another run; the third one continues the second one."""
-    data = images_of(folder)
-    expected, found = plain(mini, data), list[Tensor]()
-    for rows, passes in (
-        ([0, 2, 4, 6, 8], [4, 1]),
-        ([8, 1, 2, 0, 3, 9], [1, 2]),
-        ([8, 1, 2, 0, 3, 9], []),
-        ([9, 8, 7, 6, 5, 4, 3, 2, 1, 0], [1, 1]),
-    ):
-        encoded.clear()
-        with features_kept_in(tmp_path / "kept"):
-            found.append(features_of(mini, LabelledImages(data.dataset, [data.items[row] for row in rows])))
-        assert encoded == passes
-        torch.testing.assert_close(found[-1], expected[rows], rtol=1e-5, atol=1e-6)
-    assert torch.equal(found[2], found[1]), "to the last bit"
-
-
-def test_damaged_marks_and_features_are_encoded_again(
-    mini: DualEncoder, folder: Path, tmp_path: Path, encoded: list[int]
-) -> None:
-    data, kept = images_of(folder), tmp_path / "kept"
-    backwards = LabelledImages(data.dataset, data.items[::-1])
-    with features_kept_in(kept):
-        first = features_of(mini, data)
-    for ending, passes in ((".rows", [4, 4, 2]), (".f32", [4, 4, 2])):
-        for path in kept.glob(f"*{ending}"):
-            path.write_bytes(path.read_bytes()[:-1] + b"?")
-        encoded.clear()
-        with features_kept_in(kept):
-            found = features_of(mini, backwards)
-        assert encoded == passes
-        torch.testing.assert_close(found.flip(0), first, rtol=1e-5, atol=1e-6)
 
 
 def test_a_damaged_file_is_written_again_and_a_folder_that_cannot_be_written_costs_nothing(
@@ -153,7 +116,7 @@ def test_a_damaged_file_is_written_again_and_a_folder_that_cannot_be_written_cos
     data = images_of(folder)
     with features_kept_in(tmp_path / "kept"):
         first = features_of(mini, data)
-        for path, content in zip((tmp_path / "kept").glob("*.f32"), (b"", b"x" * 40), strict=False):
+        for path, content in zip((tmp_path / "kept").iterdir(), (b"", b"x" * 40), strict=False):
             path.write_bytes(content)
         assert torch.equal(features_of(mini, data), first)
         assert len(encoded) == 5

@@ -1,6 +1,5 @@
 """`rebapl embed`, and `train`, `learn`, `predict` and `evaluate` on what it stored, as a person meets them."""
 
-import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from small_features import pack, pictures
 from typer.testing import CliRunner
 
-from rebapl.backbones import DualEncoder, features, load_backbone
+from rebapl.backbones import features, load_backbone
 from rebapl.cli.commands import app
 from rebapl.data.batches import LabelledImages
 from rebapl.data.features import StoredFeatures
@@ -237,25 +236,5 @@ def test_test_images_are_encoded_once_for_all_runs(
     assert tested in passes
     parts = [json.loads((out / "results.json").read_text())["parts"] for out in (first, alone)]
     assert parts[0] == parts[1]
+    assert sorted(path.suffix for path in (tmp_path / "runs" / ".features").iterdir()) == [".f32"] * 3
     assert second.parent == first.parent
-
-
-def test_images_are_encoded_once_whatever_the_seed_the_shots_and_the_head(
-    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Eighteen runs, most of which draw other training and validation images."""
-    encoded, encode, drawn = 0, features.encode, set[str]()
-
-    def counted(encoder: DualEncoder, views: torch.Tensor) -> torch.Tensor:
-        nonlocal encoded
-        encoded += len(views)
-        return encode(encoder, views)
-
-    monkeypatch.setattr(features, "encode", counted)
-    for seed, shots, method in itertools.product((1, 2, 3), (1, 2, 4), ("gda", "tip-adapter")):
-        config = RunConfig(str(images), method, backbone="mini", protocol="few-shot", shots=shots, seed=seed)
-        do_run(config, runs=tmp_path / "runs", device="cpu")
-        task = load_task(str(images), shots, seed, "few-shot")
-        drawn |= {item.key for part in (task.train, task.val, *task.tests.values()) for item in part.items}
-        assert encoded == len(drawn)
-    assert len(drawn) > len(task.train.items) + len(task.val.items) + len(task.tests["test"].items)

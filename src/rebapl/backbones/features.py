@@ -2,20 +2,14 @@
 
 A text-only method needs only the features of the test images, and a head only those of the training and test images.
 These features do not depend on the inference or the method. They are kept in a folder, with one file for each portion
-of images, and for portions of plain files a second one:
+of images:
 
     <folder>/<first 24 digits of the key>.f32        the SHA-256 of the features, and the features, float32 (n, e)
-    <folder>/<first 24 digits of the key>.rows       the SHA-256 of the rest, and a mark of 16 bytes for each row
 
 The key is a checksum of the backbone's fingerprint (its weights and its preprocessing), of the device and the type in
 which it computes, and of the images: of the path, size and time of each file, or, if images are not plain files or are
 corrupted on purpose, of their pixels. So a file may become useless, but never wrong, and the folder may be deleted at
 any time.
-
-The mark is the same checksum for a single image. By it, an image is found that was encoded in another portion, such as
-a training image that two seeds have drawn; only the other images of its portion are encoded. The number of images in a
-pass changes the last digits of a feature, so a portion that was put together in this way is kept as well: then a
-training that is interrupted and continued has the same features, to the last bit.
 """
 
 from __future__ import annotations
@@ -25,7 +19,6 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -47,24 +40,7 @@ AT_ONCE = 256
 SUM = 32
 """The number of bytes of a SHA-256."""
 
-MARK = 16
-"""The number of bytes of the mark of an image."""
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """What `features_kept_in` was called with, and what is known of the files in its folder.
-
-    `places` has the file of features and the row of each mark, from all files of marks whose names are in `listed`.
-    """
-
-    folder: Path | None = None
-    whole: LabelledImages | None = None
-    places: dict[bytes, tuple[Path, int]] = field(default_factory=dict)
-    listed: set[Path] = field(default_factory=set)
-
-
-_cache: ContextVar[_Kept] = ContextVar("cache", default=_Kept())  # noqa: B039 (without a folder it is never filled)
+_cache: ContextVar[tuple[Path | None, LabelledImages | None]] = ContextVar("cache", default=(None, None))
 
 
 @contextlib.contextmanager
@@ -76,7 +52,7 @@ def features_kept_in(folder: Path | None, whole: LabelledImages | None = None) -
     order, and each selection is taken from their features.
     """
     outer = _cache.get()
-    token = _cache.set(_Kept(folder, whole) if outer.folder is None else outer)
+    token = _cache.set((folder, whole) if outer[0] is None else outer)
     try:
         yield
     finally:
@@ -98,7 +74,7 @@ def features_of(encoder: DualEncoder, data: LabelledImages) -> Tensor:
     if (stored := data.dataset.features) is not None:
         stored.check(encoder.fingerprint, encoder.name)
         return stored.of([item.key for item in data.items])
-    whole = _cache.get().whole
+    _, whole = _cache.get()
     if whole is not None and data.corruption is None and _source(data) == _source(whole):
         rows = {item.key: row for row, item in enumerate(whole.items)}
         if all(item.key in rows for item in data.items):
@@ -117,77 +93,33 @@ def _in_portions(encoder: DualEncoder, data: LabelledImages) -> Tensor:
 
 
 def _portion(encoder: DualEncoder, data: LabelledImages, rows: Sequence[int]) -> Tensor:
-    kept, views = _cache.get(), None
-    if kept.folder is None:
+    (folder, _), views = _cache.get(), None
+    if folder is None:
         return encode(encoder, data.views(encoder.preprocessing, rows))
-    files = _files(data, rows)
-    if files is None:
+    images = _files(data, rows)
+    if images is None:
         views = data.views(encoder.preprocessing, rows)
-    pixels = None if views is None else hashlib.sha256(views.numpy().tobytes()).hexdigest()
-    computation = [encoder.fingerprint, str(encoder.device), str(encoder.dtype), torch.get_num_threads()]
-    marks = [_checksum(computation, file)[:MARK] for file in files or ()]
-    key = _checksum(computation, files or pixels).hex()
-    path = kept.folder / f"{key[:24]}.f32"
-    if (content := _read(path)) is not None:
-        return torch.frombuffer(content, dtype=torch.float32).view(len(rows), -1)
-    features = torch.empty(len(rows), encoder.joint_width)
-    known = _fill(features, marks, kept)
-    if lacking := [index for index in range(len(rows)) if index not in known]:
-        if views is None:
-            views = data.views(encoder.preprocessing, [rows[index] for index in lacking])
-        features[lacking] = encode(encoder, views)
-    _write(path, features.numpy().tobytes())
-    if marks and lacking:
-        _write(path.with_suffix(".rows"), b"".join(marks))
+        images = hashlib.sha256(views.numpy().tobytes()).hexdigest()
+    computation = (encoder.fingerprint, str(encoder.device), str(encoder.dtype), torch.get_num_threads())
+    key = hashlib.sha256(json.dumps([computation, images]).encode("utf-8", "surrogatepass")).hexdigest()
+    path = folder / f"{key[:24]}.f32"
+    with contextlib.suppress(OSError):
+        content = bytearray(path.read_bytes())
+        if hashlib.sha256(content[SUM:]).digest() == content[:SUM]:  # a damaged file is written again
+            return torch.frombuffer(content, dtype=torch.float32, offset=SUM).view(len(rows), -1)
+    features = encode(encoder, data.views(encoder.preprocessing, rows) if views is None else views)
+    numbers = features.numpy().tobytes()
+    with contextlib.suppress(UserError):  # if the folder cannot be written, only time is lost
+        write_atomically(path, hashlib.sha256(numbers).digest() + numbers)
     return features
 
 
-def _fill(features: Tensor, marks: Sequence[bytes], kept: _Kept) -> set[int]:
-    """Copy the kept features of the images with these marks into `features` (n, e), and return their rows."""
-    assert kept.folder is not None
-    for path in sorted(set(kept.folder.glob("*.rows")) - kept.listed) if marks else ():
-        listed = bytes(_read(path) or b"")
-        for row in range(len(listed) // MARK):
-            kept.places.setdefault(listed[row * MARK : (row + 1) * MARK], (path.with_suffix(".f32"), row))
-        kept.listed.add(path)
-    by_file: dict[Path, list[tuple[int, int]]] = {}
-    for index, mark in enumerate(marks):
-        if mark in kept.places:
-            path, row = kept.places[mark]
-            by_file.setdefault(path, []).append((index, row))
-    known = set[int]()
-    for path, places in by_file.items():
-        if (content := _read(path)) is not None:
-            indices, rows = (list(each) for each in zip(*places, strict=True))
-            features[indices] = torch.frombuffer(content, dtype=torch.float32).view(-1, features.shape[1])[rows]
-            known.update(indices)
-    return known
-
-
-def _checksum(computation: Sequence[object], images: object) -> bytes:
-    return hashlib.sha256(json.dumps([computation, images]).encode("utf-8", "surrogatepass")).digest()
-
-
-def _read(path: Path) -> bytearray | None:
-    """The content of a file that `_write` has written; None if there is none, or if it is damaged."""
-    with contextlib.suppress(OSError):
-        content = bytearray(path.read_bytes())
-        if hashlib.sha256(content[SUM:]).digest() == content[:SUM]:
-            return content[SUM:]
-    return None
-
-
-def _write(path: Path, content: bytes) -> None:
-    with contextlib.suppress(UserError):  # if the folder cannot be written, only time is lost
-        write_atomically(path, hashlib.sha256(content).digest() + content)
-
-
-def _files(data: LabelledImages, rows: Sequence[int]) -> list[object] | None:
+def _files(data: LabelledImages, rows: Sequence[int]) -> object:
     """What identifies plain files without reading them; None for other images, corrupted images and missing files."""
     load = data.dataset.load
     if not isinstance(load, FileImages) or data.corruption is not None:
         return None
     try:
-        return [[load.upright, *stamp((load.folder / data.items[row].key).resolve())] for row in rows]
+        return [load.upright, [stamp((load.folder / data.items[row].key).resolve()) for row in rows]]
     except OSError:
         return None
