@@ -45,6 +45,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from scipy import stats
+
 from rebapl.files import read_json, write_atomically, write_json
 from rebapl.learners import published
 from rebapl.reports.tables import Cell, Row, Table
@@ -349,6 +351,24 @@ def difference(records: Sequence[Record], row: str, against: str, score: str) ->
     return mean(differences(records, row, against, score), score)
 
 
+def chance(records: Sequence[Record], row: str, against: str, score: str) -> tuple[float, float]:
+    """Student's two-sided p-values of a mean difference: over seeds of the same cells, and over cells.
+
+    Over seeds, the degrees of freedom are Welch's (Satterthwaite's) for the sum of the cells' variances. The value is
+    NaN where a cell has only one seed.
+    """
+    cells: dict[tuple[Any, ...], list[float]] = {}
+    for each in differences(records, row, against, score):
+        cells.setdefault(tuple(each[key] for key in ("protocol", "task", "method")), []).append(each[score])
+    value = mean(differences(records, row, against, score), score)
+    over_seeds = math.nan
+    if not math.isnan(value.over_seeds):
+        shares = [(statistics.variance(values) / len(values), len(values) - 1) for values in cells.values()]
+        freedom = sum(share for share, _ in shares) ** 2 / sum(share**2 / free for share, free in shares)
+        over_seeds = float(2 * stats.t.sf(abs(value.value) / value.over_seeds, freedom))
+    return over_seeds, float(2 * stats.t.sf(abs(value.value) / value.over_cells, len(cells) - 1))
+
+
 def by_rule(records: Sequence[Record], rows: Iterable[str]) -> list[str]:
     """The candidates in the order of the first point of the rule, the best first."""
     gain = {row: difference(records, row, ENSEMBLE, "accuracy").value for row in rows}
@@ -519,6 +539,11 @@ def tables(records: Sequence[Record]) -> str:
     for protocol in (NOVEL, SIXTEEN, FOUR) if of(records, stage="report", row=OURS) else ():
         by_means, by_cells = seconds_ratio(records, protocol)
         parts += [f"time against the ensemble, {protocol}: {by_means:.2f} of means, {by_cells:.2f} mean of cells"]
+        for against in (ENSEMBLE, NULL):
+            own = of(records, stage="report", method=tuple(METHODS), task=REPORT_ONLY, protocol=str(protocol))
+            values = {score: chance(own, OURS, against, score) for score in ("accuracy", "nll", "ece")}
+            words = (f"{score} {seeds:.3f} / {cells:.3f}" for score, (seeds, cells) in values.items())
+            parts += [f"p over seeds / over cells, against {against}, {protocol}: {', '.join(words)}"]
     parts += ["## report\n", *(f"### {name}\n\n{text}" for name, text in report_tables(records).items())]
     return "\n".join(parts)
 
