@@ -108,7 +108,8 @@ class Repulsion:
 
     The `state` has tensors under these names, 0-d ones and ones with an entry for each remembered sample (S,):
 
-    * `usual`, `count`: the running mean of ‖∇loss‖, and the number of norms in it;
+    * `usual`, `count`: the running mean of ‖∇loss‖, and the number of norms in it. A step in which one backward pass
+      computes the gradient of loss and force together does not know this norm, and leaves the mean as it is;
     * `moved`: the length of an adaptive optimiser's last step, divided by its lr;
     * `level`, `first`: the running mean of the loss, and its value at the end of the first cycle;
     * `slope` (S,): ‖∇d_s‖; `held` (S,): the coefficients c_s, which stay constant in a sampling stage;
