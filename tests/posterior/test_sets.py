@@ -111,6 +111,41 @@ def test_by_class_each_class_keeps_the_level_where_all_together_do_not() -> None
     assert np.mean([each[0] for each in together]) < 0.7
 
 
+@pytest.mark.parametrize("score", SET_SCORES)
+@pytest.mark.parametrize(
+    ("images", "classes", "level", "digits"), [(60, 4, 0.8, 9), (20, 4, 0.7, 9), (60, 4, 0.8, 1), (100, 20, 0.8, 9)]
+)
+def test_by_class_the_level_is_kept_for_each_class(
+    score: str, images: int, classes: int, level: float, digits: int
+) -> None:
+    """With few images, with ties, and with many classes, of which some have too few images and are in every set.
+
+    The number n of held-out images of a class is random. Given it, scores alone, without the likeliest class, hold the
+    class with probability ⌈(n + 1)·level⌉ / (n + 1), or always where that is above 1. Each of up to 20 classes may lie
+    five errors below the level, which is by chance in fewer than one of 10⁴ seeds. Many classes have 300 resplits.
+    """
+    stream, off = np.random.default_rng(6), []
+    held: list[list[float]] = [[] for _ in range(classes)]
+    for _ in range(RESPLITS if classes < 10 else 300):
+        prediction, labels = drawn(stream, images + 10, classes, digits)
+        chosen = choose_conformal(prediction[:images], labels[:images], level, score=score, by_class=True)
+        fresh, truth = prediction[images:], labels[images:]
+        right = fresh.sets(chosen).gather(1, truth[:, None])[:, 0].double()
+        for label in truth.unique().tolist():
+            held[label].append(right[truth == label].mean().item())
+        limits = torch.tensor([math.inf if limit is None else limit for limit in chosen.quantile], dtype=torch.float64)
+        alone = SET_SCORES[score](fresh.probabilities).gather(1, truth[:, None])[:, 0] <= limits[truth]
+        counts = labels[:images].bincount(minlength=classes)[truth].tolist()
+        kept = [min(1.0, rank_of(level, count) / (count + 1)) for count in counts]
+        off.append((alone.double().numpy() - kept).mean())
+    for of_class in held:
+        assert len(of_class) > 100
+        assert np.mean(of_class) >= level - five_errors(of_class)
+    assert np.mean(off) >= -five_errors(off)
+    if digits == 9:
+        assert np.mean(off) <= five_errors(off)
+
+
 def test_by_class_the_quantile_is_that_of_the_class_and_rare_classes_are_in_every_set() -> None:
     prediction, labels = drawn(np.random.default_rng(2), 40, 3)
     labels[labels == 2] = 1
@@ -147,6 +182,33 @@ def test_ratios_keep_the_level_among_images_with_other_frequencies_of_classes() 
             found.append((scores <= own).double().mean().item())
     assert np.mean(plain) < 0.8
     assert np.mean(weighted) >= 0.9 - five_errors(weighted)
+
+
+@pytest.mark.parametrize("score", SET_SCORES)
+@pytest.mark.parametrize(
+    ("images", "classes", "level", "digits"), [(60, 4, 0.9, 9), (12, 4, 0.8, 9), (60, 4, 0.8, 1), (60, 20, 0.8, 9)]
+)
+def test_ratios_keep_the_level_with_few_images_ties_and_many_classes(
+    score: str, images: int, classes: int, level: float, digits: int
+) -> None:
+    """Classes are up to ten times as frequent among new images as others are, compared with the held-out ones.
+
+    New images are drawn as held-out ones are, and each is kept with a probability in proportion to its ratio. Many
+    classes have 300 resplits.
+    """
+    stream, held, alone = np.random.default_rng(8), [], []
+    ratios = np.geomspace(0.3, 3.0, classes)
+    for _ in range(RESPLITS if classes < 10 else 300):
+        prediction, labels = drawn(stream, images + 60, classes, digits)
+        rest = labels[images:].numpy()
+        kept = images + np.flatnonzero(stream.random(60) < ratios[rest] / ratios.max())[:10]
+        chosen = choose_conformal(prediction[:images], labels[:images], level, score=score, ratios=ratios.tolist())
+        fresh, truth = prediction_of(prediction.probabilities[kept].numpy()), labels[kept]
+        held.append(fresh.sets(chosen).gather(1, truth[:, None]).double().mean().item())
+        limits = torch.tensor([math.inf if limit is None else limit for limit in chosen.quantile], dtype=torch.float64)
+        scores = SET_SCORES[score](fresh.probabilities).gather(1, truth[:, None])[:, 0]
+        alone.append((scores <= limits[truth]).double().mean().item())
+    assert np.mean(held) >= np.mean(alone) >= level - five_errors(alone)
 
 
 def test_equal_ratios_change_nothing_and_wrong_ones_are_refused() -> None:
