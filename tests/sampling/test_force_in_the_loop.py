@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rebapl.repulsion import Fading, Inverse, Repulsion
+from rebapl.repulsion import Fading, Inverse, Repulsion, sinkhorn
 from rebapl.repulsion.force import Absolute, Capped, Force, Normalised, Printed
 from rebapl.repulsion.repulsion import Term
 from rebapl.sampling import Chain, Inference
@@ -336,6 +336,29 @@ def test_the_usual_norm_is_a_mean_over_each_chains_own_steps(three_chains, monke
             mean += (norm - mean) * max(1 / count, 0.1)
         assert each.state["usual"].item() == pytest.approx(mean, rel=1e-4)
     assert len({each.state["usual"].item() for each in three_chains.repulsions}) == 3
+
+
+def test_a_chain_warns_if_theta_and_a_sample_do_not_settle(monkeypatch, recwarn):
+    """It does so where numbers are checked anyway. With all updates there is nothing to warn of; with five, each chain
+    warns once."""
+    for updates in (50, 5):
+        inference = Inference(
+            sampler=SGD,
+            epochs=3,
+            batch=8,
+            cycles=2,
+            chains=2,
+            restart={"kind": "warm", "kick": 0.1},
+            repulsion=Repelling(distance="sinkhorn", images=8, pool=16, force=Fading(measure_every=4)),
+        )
+        given = {"num_data": 40, "steps_per_epoch": 5, "reference": data()[0], "check_every": 5}
+        run = Chain(ToyLearner(), inference, toy_batches, **given)
+        while run.schedule.cycle < 2:
+            run.step()
+        assert not recwarn.list
+        monkeypatch.setattr(sinkhorn, "ITERATIONS", updates)
+        list(run.run())
+    assert [str(each.message).partition(" updates")[0] for each in recwarn.list] == ["Sinkhorn: after 5"] * 2
 
 
 def test_each_chain_yields_by_its_own_loss(three_chains):
