@@ -119,7 +119,7 @@ def test_false_alarms_by_features_are_as_rare_as_promised(by: str, images: int, 
     of 10⁵ seeds.
     """
     draws, new, train = 500, 50, 12
-    stream, shares = np.random.default_rng(2), []
+    stream, shares, tied = np.random.default_rng(2), [], 0
     centres = stream.normal(0, 2, (3, 4))
 
     def features(count: int) -> tuple[Tensor, Tensor]:
@@ -131,6 +131,7 @@ def test_false_alarms_by_features_are_as_rare_as_promised(by: str, images: int, 
     bank = score.keep(*features(train))
     for _ in range(draws):
         values = score.score(features(images + new)[0], bank)
+        tied += len(values.unique()) < len(values)
         drawn = replace(of_scores(np.full(images + new, 0.7)), scores={by: values})
         chosen = choose_outside(drawn[:images], by, rate)
         fresh = replace(drawn[images:], outside=chosen).none_of_these()
@@ -142,7 +143,7 @@ def test_false_alarms_by_features_are_as_rare_as_promised(by: str, images: int, 
     if digits == 9:
         assert np.mean(shares) >= expected - 5 * error
     else:
-        assert len(values.unique()) < len(values)
+        assert tied > draws / 4
 
 
 @pytest.mark.parametrize("by", OUTSIDE_SCORES)
