@@ -2,6 +2,7 @@
 
 import colorsys
 import io
+import itertools
 
 import numpy as np
 import pytest
@@ -147,11 +148,130 @@ def test_contrast_jpeg_and_pixels() -> None:
     assert at("pixelate", 5, pixels)[::4, ::4] == pytest.approx(blocks, abs=1)
 
 
+def plasma(side: int, decay: float, draws: np.random.Generator) -> np.ndarray:
+    """Diamond-square on a torus, point by point: each new point is the mean of the four around it, and noise.
+
+    The authors' noise is w·uniform(−w, w), and w begins with 100 and is divided by `decay` at each level.
+    """
+    n = 1
+    while n < side:
+        n *= 2
+    cloud, step, wibble = np.zeros((n, n)), n, 100.0
+    while step > 1:
+        half, corners = step // 2, range(0, n, step)
+        around = {  # the places of the new points behind a corner, and the steps from there to the four points around
+            (half, half): [(-half, -half), (-half, half), (half, -half), (half, half)],
+            (0, half): [(-half, 0), (half, 0), (0, -half), (0, half)],
+            (half, 0): [(-half, 0), (half, 0), (0, -half), (0, half)],
+        }
+        for (down, right), steps in around.items():
+            noise = iter(draws.uniform(-1, 1, len(corners) ** 2))
+            for row, column in itertools.product(corners, corners):
+                place = row + down, column + right
+                known = [cloud[(place[0] + a) % n, (place[1] + b) % n] for a, b in steps]
+                cloud[place] = np.mean(known) + wibble**2 * next(noise)
+        step, wibble = half, wibble / decay
+    return (cloud - cloud.min()) / (cloud.max() - cloud.min())
+
+
+FOG = [(1.5, 2), (2, 2), (2.5, 1.7), (2.5, 1.5), (3, 1.4)]
+"""As printed in the authors' code: the strength of the fog, and how fast its noise decays."""
+
+
+@pytest.mark.parametrize("severity", SEVERITIES)
+def test_fog_is_diamond_square_noise_by_a_second_implementation(severity: int) -> None:
+    pixels = picture(48)  # the cloud has 64 px, of which a part is taken
+    strength, decay = FOG[severity - 1]
+    image = pixels / 255
+    foggy = image + strength * plasma(48, decay, np.random.default_rng(5))[:48, :48, None]
+    expected = 255 * np.clip(foggy * image.max() / (image.max() + strength), 0, 1)
+    assert at("fog", severity, pixels, seed=5) == pytest.approx(expected, abs=0.51)
+
+
 def test_fog_is_a_cloud_in_which_neighbours_are_alike() -> None:
     white = np.ones((64, 64, 3))
     fog = CORRUPTIONS["fog"][0](white, 1.0, np.random.default_rng(0), 1.5, 2)[..., 0]
     assert (fog.min(), fog.max()) == pytest.approx((1 / 2.5, 1))  # (1 + 1.5·p)/2.5, p from 0 to 1
     assert stats.pearsonr(fog[1:].ravel(), fog[:-1].ravel()).statistic > 0.95
+
+
+SNOW = [
+    (0.1, 0.3, 3, 0.5, 10, 4, 0.8),
+    (0.2, 0.3, 2, 0.5, 12, 4, 0.7),
+    (0.55, 0.3, 4, 0.9, 12, 8, 0.7),
+    (0.55, 0.3, 4.5, 0.85, 12, 8, 0.65),
+    (0.55, 0.3, 2.5, 0.85, 12, 12, 0.55),
+]
+"""As printed in the authors' code: mean, std and zoom of the noise, threshold, radius and std of the blur, weight."""
+
+
+@pytest.mark.parametrize("severity", SEVERITIES)
+def test_snow_by_a_second_formula(severity: int) -> None:
+    """SciPy's interpolation zooms the noise and takes the points of the blur, and Pillow computes the grey values.
+
+    Near the edges, the two libraries interpolate differently. Values are rounded to bytes twice.
+    """
+    mean, std, zoom, threshold, radius, blur, weight = SNOW[severity - 1]
+    pixels, draws = picture(224), np.random.default_rng(7)
+    rows, columns = np.mgrid[:224, :224]
+    noise = draws.normal(mean, std, (224, 224))
+    centred = [111.5 + (each - 111.5) / zoom for each in (rows, columns)]
+    flakes = ndimage.map_coordinates(noise, centred, order=1, mode="nearest")
+    flakes = np.where(flakes < threshold, 0, np.minimum(flakes, 1))
+    turn = np.deg2rad(draws.uniform(-135, -45))
+    steps = np.arange(2 * radius + 1)
+    weights = stats.norm.pdf(steps, scale=blur)
+    falling = sum(
+        share * ndimage.map_coordinates(flakes, [rows + down, columns + right], order=0, mode="nearest")
+        for share, down, right in zip(
+            weights / weights.sum(), np.rint(steps * np.sin(turn)), np.rint(steps * np.cos(turn)), strict=True
+        )
+    )
+    grey = np.asarray(Image.fromarray(pixels).convert("L"))[..., None] / 255
+    whiter = np.maximum(pixels / 255, 1.5 * grey + 0.5)
+    expected = weight * pixels / 255 + (1 - weight) * whiter + (falling + np.rot90(falling, 2))[..., None]
+    found = at("snow", severity, pixels, seed=7)
+    assert found[2:-2, 2:-2] == pytest.approx(255 * expected.clip(0, 1)[2:-2, 2:-2], abs=1.1)
+    assert 0.005 < falling.mean() < 0.5  # there are flakes
+
+
+ELASTIC = [(488, 170.8, 24.4), (488, 19.52, 48.8), (12.2, 2.44, 4.88), (17.08, 2.44, 4.88), (29.28, 2.44, 4.88)]
+"""As in the authors' code, where they are multiples of 244: strength and std of the ripple, movement of the corners."""
+
+
+def between_pixels(values: np.ndarray, places: np.ndarray, edge: str) -> np.ndarray:
+    """Linear interpolation of `values` (H, W) at `places` (2, H, W), with NumPy's extension beyond the `edge`."""
+    wide = np.pad(values, (reach := min(values.shape) - 1), mode=edge)  # type: ignore[call-overload]
+    low = np.floor(places).astype(int)
+    down, right = places - low
+    row, column = low + reach
+    upper = wide[row, column] * (1 - right) + wide[row, column + 1] * right
+    lower = wide[row + 1, column] * (1 - right) + wide[row + 1, column + 1] * right
+    return upper * (1 - down) + lower * down
+
+
+@pytest.mark.parametrize("moved", [False, True])
+@pytest.mark.parametrize("severity", SEVERITIES)
+def test_elastic_by_a_second_formula(severity: int, moved: bool) -> None:
+    """The ripple alone, and after the affine map: SciPy's filter in two dimensions, and interpolation by NumPy."""
+    strength, std, corner = ELASTIC[severity - 1]
+    image, draws = picture(224) / 255, np.random.default_rng(11)
+    moves = draws.uniform(-1, 1, (3, 2)) * (corner if moved else 0)
+    noise = draws.uniform(-1, 1, (2, 224, 224))
+    here = np.mgrid[:224, :224].astype(float)
+    centre, reach = 112, 74
+    corners = np.array([(centre + reach, centre + reach), (centre + reach, centre - reach), (centre - reach,) * 2])
+    matrix, *_ = np.linalg.lstsq(np.c_[corners, np.ones(3)], corners + moves)  # from a pixel to where it goes
+    source = np.einsum("ij,jhw->ihw", np.linalg.inv(matrix[:2].T), here - matrix[2][:, None, None])
+    shift = strength * np.stack([ndimage.gaussian_filter(each, std, mode="reflect", truncate=3) for each in noise])
+    channel = between_pixels(image[..., 1], source, "reflect")
+    expected = between_pixels(channel, here + shift, "symmetric")
+    settings = strength, std, corner if moved else 0.0
+    found = CORRUPTIONS["elastic-transform"][0](image, 1.0, np.random.default_rng(11), *settings)[..., 1]
+    assert found == pytest.approx(expected, abs=1e-6)
+    if moved:
+        assert np.array_equal(at("elastic-transform", severity, picture(224), seed=11)[..., 1], (255 * found).round())
+    assert abs(shift).mean() > 0.1
 
 
 def test_elastic_moves_three_corners_as_far_as_it_says() -> None:

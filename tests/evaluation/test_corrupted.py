@@ -3,16 +3,22 @@
 from pathlib import Path
 
 import pytest
+import torch
+from sklearn.metrics import average_precision_score, roc_auc_score
 from small_run import CONFIG
 
 from rebapl.backbones import load_backbone
 from rebapl.backbones.features import features_kept_in
 from rebapl.data.batches import LabelledImages
 from rebapl.data.corruptions import named_corruptions
+from rebapl.data.embedded import noise_images
+from rebapl.data.task import Part
 from rebapl.errors import UserError
 from rebapl.evaluation.corrupted import score_corruptions
 from rebapl.evaluation.scores import scores
 from rebapl.evaluation.tasks import evaluate, part_labels, score_outside
+from rebapl.posterior.outside import FEATURE_SCORES, LOGIT_SCORES, OUTSIDE_SCORES
+from rebapl.posterior.prediction import UNCERTAINTIES
 from rebapl.reports.results import corruption_table
 from rebapl.runs.results import RunResult, read_result
 from rebapl.runs.run import Job, evaluate_run, run
@@ -39,9 +45,25 @@ def test_scores_are_those_of_the_corrupted_views(nano: Path, tmp_path: Path, met
 
 def test_outside_scores_of_noise(nano: Path) -> None:
     task = CONFIG.task()
-    posterior = fit(task, load_backbone(nano), "coop", "mle", epochs=1)
-    noise = score_outside(posterior, task, ["noise"])["noise"]
-    assert 0 <= noise["entropy"]["auroc"] <= 100
+    posterior = fit(task, load_backbone(nano), "coop", "ensemble", epochs=1)
+    found = score_outside(posterior, task, ["noise"])["noise"]
+    noise = noise_images()
+    inside, outside, train = (
+        LabelledImages(part.dataset, part.items).views(posterior.learner.encoder.preprocessing)
+        for part in (task.tests["base"], Part(["noise"], noise.test, noise), task.train)
+    )
+    known, strange = posterior.predict_views(inside), posterior.predict_views(outside)
+    expected = {by: (known.outside_score(by), strange.outside_score(by)) for by in (*UNCERTAINTIES, *LOGIT_SCORES)}
+    for by, score in FEATURE_SCORES.items():
+        bank = score.keep(posterior.image_features(train), part_labels(task.train))
+        expected[by] = tuple(score.score(posterior.image_features(views), bank) for views in (inside, outside))
+    assert found.keys() == expected.keys() == {*OUTSIDE_SCORES}
+    truth, a_pair = [0] * len(inside) + [1] * len(outside), 100 / (len(inside) * len(outside))
+    for by, values in expected.items():  # up to the order of one pair, which rounding might change
+        both = torch.cat(values).double().numpy()
+        assert found[by]["auroc"] == pytest.approx(100 * roc_auc_score(truth, both), abs=1.01 * a_pair), by
+        assert found[by]["aupr"] == pytest.approx(100 * average_precision_score(truth, both), abs=0.1), by
+    assert len({scores["auroc"] for scores in found.values()}) > 3  # they are not all the same score
 
 
 def test_a_run_keeps_them_and_scores_only_what_is_missing(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from rebapl.cli.commands import app
 from rebapl.errors import UserError
 from rebapl.evaluation.intervals import calibration_interval
 from rebapl.posterior import Conformal, Outside
+from rebapl.posterior.temperature import Temperature
 from rebapl.reports.comparison import compare
 from rebapl.reports.figures import training_figures
 from rebapl.reports.html import DETAILED, report_html, write_report
@@ -194,6 +195,18 @@ def test_a_temperature_and_distances_are_those_that_an_evaluation_stored(
     (tmp_path / "run" / "config.json").write_text(json.dumps({**content, "resolved": None}))
     with pytest.raises(UserError, match="lacks the resolved settings"):
         InspectedRun(tmp_path / "run")
+
+
+def test_the_temperature_of_the_posterior_is_shown_with_the_images_it_was_fitted_on(two: InspectedRun) -> None:
+    assert two.posterior is not None
+    assert "temperature of the probabilities" not in words(report_html([two]))
+    names = tuple(two.posterior.class_names)
+    for images, origin in ((17, "fitted on 17 images"), (0, "given by hand")):
+        seen, fitted = copy.copy(two), Temperature(1.75, two.posterior.average, names, images=images)
+        seen.posterior = dataclasses.replace(two.posterior, temperature=fitted)
+        text = words(report_html([seen]))
+        assert f"temperature temperature of the probabilities: 1.75, {origin}" in text
+        assert "was fitted on validation images on top of that of the posterior" in text
 
 
 @pytest.mark.parametrize("protocol", ["base-to-novel", "selection"])

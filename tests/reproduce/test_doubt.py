@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,10 +19,10 @@ from rebapl.files import read_json
 from rebapl.learners import METHODS, build_learner
 from rebapl.posterior import Posterior, load_posterior
 from rebapl.reproduce import doubt
-from rebapl.reproduce.doubt import DOUBT, LONGER, OUTSIDE, STACKING, image_passes, rivals
+from rebapl.reproduce.doubt import DOUBT, HEADS, LONGER, OUTSIDE, RIVALS, STACKING, STOCHASTIC, image_passes, rivals
 from rebapl.reproduce.make import make_target
 from rebapl.reproduce.paper_table import Context
-from rebapl.reproduce.suites import MINI
+from rebapl.reproduce.suites import MINI, TableRow
 from rebapl.runs.folder import run_folder
 from rebapl.runs.results import read_result
 from rebapl.sampling import PRESETS
@@ -58,11 +62,51 @@ def test_the_tables_have_the_scores_of_the_runs(tmp_path: Path, monkeypatch: pyt
         cost = read_json(folder / doubt.COST, "cost")
         assert cost["passes"] == found["passes"] == result.views
         assert cost["risks"][-1] == pytest.approx(1 - result.parts["base"].accuracy / 100)
+        assert 0 < cost["milliseconds"] < math.inf
+        assert found["milliseconds"] == cost["milliseconds"]
         posterior = load_posterior(folder)
         assert cost["parameters"] == sum(p.numel() for p in posterior.learner.parameters())
     page = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert "The bench of doubt: trained classes of digits" in page
     assert (tmp_path / "out" / "doubt.png").exists()
+    risk, sure = made["doubt"].figures["doubt"].axes
+    assert [len(risk.lines), len(sure.lines)] == [2, 2 + 1]  # and the diagonal
+    cost = read_json(run_folder(configs[0], tmp_path / "runs") / doubt.COST, "cost")
+    np.testing.assert_allclose(risk.lines[0].get_xydata(), [[2 * i, 100 * r] for i, r in enumerate(cost["risks"])])
+    reliability = np.reshape(cost["reliability"], (-1, 2))  # none, if no bin has five images
+    np.testing.assert_allclose(sure.lines[0].get_xydata(), 100 * reliability)
+
+
+def test_the_figure_has_two_plots_for_each_method_with_a_line_for_each_rival(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The heads and the variational methods, which have one or two rows, are in both."""
+    rows = rivals(MINI)
+    points = {row.label: [[0.1 * n, 0.01 * n]] * 2 for n, row in enumerate(rows)}
+
+    def measured(_context: None, _config: None, row: TableRow) -> dict[str, Any]:
+        return {"risks": [rows.index(row) / 100] * 51, "reliability": points[row.label]}
+
+    monkeypatch.setattr(doubt, "measured", measured)
+    figure = doubt.curves(SimpleNamespace(rows=rows, context=None, first_run=lambda _: None))  # type: ignore[arg-type]
+    assert len(figure.subfigs) == 2
+    shown = set()
+    for panel, method in zip(figure.subfigs, ("maple", "mmrl"), strict=True):
+        risk, sure = panel.axes
+        here = [row for row in rows if row.method not in {"maple", "mmrl"} - {method}]
+        assert len(here) == len(HEADS) + len(RIVALS) + len(STOCHASTIC)
+        assert [round(line.get_ydata()[0]) for line in risk.lines] == [rows.index(row) for row in here]
+        *own, diagonal = sure.lines
+        for line, row in zip(own, here, strict=True):
+            np.testing.assert_allclose(line.get_xydata(), 100 * np.array(points[row.label]))
+        assert diagonal.get_xydata().tolist() == [[0, 0], [100, 100]]
+        (legend,) = panel.legends
+        assert [text.get_text() for text in legend.get_texts()] == [" · ".join(row.shown) for row in here]
+        labels = {axes.get_xlabel() for axes in (risk, sure)} | {axes.get_ylabel() for axes in (risk, sure)}
+        assert len(labels) == 4
+        assert all("(%)" in label for label in labels)
+        looks = [(line.get_color(), line.get_marker(), line.get_linestyle()) for line in risk.lines]
+        assert len(set(looks)) == len(here)
+        shown |= {row.label for row in here}
+    assert shown == {row.label for row in rows}
 
 
 def test_a_stacked_ensemble_is_the_same_run_with_fitted_weights(

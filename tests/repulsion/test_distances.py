@@ -13,7 +13,16 @@ from scipy.stats import energy_distance, entropy, wasserstein_distance
 from torch import Tensor
 
 from rebapl.errors import UserError
-from rebapl.repulsion import DISTANCES, Distance, Stored, register_distance, sinkhorn, squared_distance
+from rebapl.repulsion import (
+    DISTANCES,
+    Distance,
+    Fading,
+    Repulsion,
+    Stored,
+    register_distance,
+    sinkhorn,
+    squared_distance,
+)
 from rebapl.repulsion.distances import median_squared_distance, squared_distances
 from rebapl.repulsion.memory import Memory
 from rebapl.repulsion.wasserstein import Sliced, with_directions
@@ -165,6 +174,40 @@ def test_sinkhorn_warns_where_its_updates_do_not_settle(recwarn: pytest.Warnings
     memory = Memory(DISTANCES.find("sinkhorn")(), "all", stream(), anchor=uneven)
     with pytest.warns(RuntimeWarning, match="take a `regularisation` above 0.1"):
         memory.remember(y)
+
+
+def test_sinkhorn_warns_where_theta_and_a_sample_do_not_settle(recwarn: pytest.WarningsRecorder) -> None:
+    """The model before learning was as near as a check could wish; θ, when the norms are measured, is not."""
+    generator = torch.Generator().manual_seed(32)
+    y, x = (torch.randn(32, 4, generator=generator) for _ in range(2))
+    y[:16] += 5
+    even, uneven = x.clone(), x.clone()
+    even[:16] += 5
+    uneven[:17] += 5
+    repulsion = Repulsion("sinkhorn", force=Fading(measure_every=2), anchor=even)
+    repulsion.warn_if_unsettled()
+    repulsion.remember(y)
+    repulsion.begin_cycle()
+    seen = []
+    for cloud in (even, even, even, uneven, uneven):  # steps 0, 1, 2 and 4 measure
+        theta = cloud.clone().requires_grad_()
+        repulsion(theta, loss=theta.sum(), parameters=[theta])
+        seen.append(repulsion.state["unsettled"].item())
+        if len(seen) < 5:
+            repulsion.warn_if_unsettled()
+    assert seen[0] == seen[3] < sinkhorn.SETTLED < seen[4]
+    assert not recwarn.list
+    with pytest.warns(RuntimeWarning, match=rf"{100 * seen[4]:.1f} % of the mass is in a wrong place"):
+        repulsion.warn_if_unsettled()
+    recwarn.clear()
+    repulsion.warn_if_unsettled()
+    assert not recwarn.list, "once is enough"
+    other = Repulsion("wasserstein", force=Fading(), anchor=even)
+    other.remember(y)
+    other.begin_cycle()
+    other(theta, loss=theta.sum(), parameters=[theta])
+    other.warn_if_unsettled()
+    assert "unsettled" not in other.state
 
 
 def test_sinkhorn_nears_wasserstein_and_mean_shift_at_its_ends() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from small_jobs import tiny
 
 from rebapl.errors import UserError
@@ -16,6 +17,7 @@ from rebapl.runs.engine import LocalEngine
 from rebapl.runs.folder import ENVIRONMENT, LOG
 from rebapl.runs.results import read_result
 from rebapl.runs.run import Job, cycle_jobs, run
+from rebapl.sampling.rule import Rule
 
 COLD = {"restart": "cold", "cycles": 3, "batch": 2, "sampler.samples_per_cycle": 2}
 
@@ -29,6 +31,9 @@ CASES = {
     "chains": config("ensemble", cycles=2, chains=2),
     "csghmc": config("csghmc", **COLD),
     "mass matrix": config("csghmc", **COLD, **{"sampler.mass_matrix": "diagonal"}).changed(epochs=15),
+    "mass matrix of AdamW": config(  # MMRL's recipe, with which each cycle explores
+        "csghmc", **{**COLD, "cycles": 2, "sampler.mass_matrix": "diagonal", "sampler.exploration": 0.8}
+    ).changed(method="mmrl", epochs=7),
     "promptsrc": config("ensemble").changed(method="promptsrc"),  # with an average over epochs
 }
 
@@ -40,8 +45,17 @@ def bytes_of(out: Path) -> tuple[bytes, bytes, object]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_joined_cycles_equal_those_of_one_run(name: str, tmp_path: Path) -> None:
+def test_joined_cycles_equal_those_of_one_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are sampled in another order, and nothing is sampled again when they are joined."""
+    freeze, masses = Rule.freeze_mass, list[tuple[bool, float]]()
+
+    def watched(self: Rule, adamw: torch.optim.Optimizer | None = None) -> None:
+        freeze(self, adamw)
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        largest = max((self.inverse_mass(p) - 1).abs().max().item() for p in parameters)
+        masses.append((adamw is not None, largest))
+
+    monkeypatch.setattr(Rule, "freeze_mass", watched)
     whole, every = tmp_path / "whole", tmp_path / "every"
     case = CASES[name]
     run(case, whole, device="cpu", score=False)
@@ -51,6 +65,9 @@ def test_joined_cycles_equal_those_of_one_run(name: str, tmp_path: Path) -> None
     steps: list[int] = []
     run(case, every, device="cpu", progress=lambda done, *_: steps.append(done), score=False)
     assert not steps
+    if "mass matrix" in name:  # one in each cycle, other than 1, in both runs
+        assert len(masses) == 2 * len(cycle_jobs(Job.of(case, tmp_path)))
+        assert all(of_adamw == ("AdamW" in name) and largest > 0.1 for of_adamw, largest in masses)
     assert bytes_of(every) == bytes_of(whole)
     assert json.loads((every / ENVIRONMENT).read_text())["training_seconds"] > 0
     assert sorted(path.name for path in every.glob("[!.]*")) == [

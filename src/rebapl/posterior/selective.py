@@ -14,7 +14,9 @@ fewer is at most
 Many j are tried. Instead of dividing δ among them, they are tested in a fixed order (Angelopoulos et al., Learn then
 test, 2021): upwards from `first_tested`, each at the whole δ, until p_j > δ. A choice can only be wrong if the first j
 with R_j > r passes its test, and that happens with probability δ at most. This assumes that R_j does not fall as less
-sure images are added: then the j-th image, too, is wrong with probability R_j or more.
+sure images are added: then the j-th image, too, is wrong with probability R_j or more. It also assumes that the order
+of the images does not depend on the held-out ones, which holds only approximately if a temperature or weights were
+fitted on them before.
 
 Without a promise (confidence 0), as many images are answered as W_j ≤ r·j allows. This risk was measured on the images
 that it was chosen on, so new images have more wrong answers more often than fewer. The estimate (W_j + 1)/(j + 1)

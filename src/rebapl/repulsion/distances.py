@@ -122,9 +122,21 @@ class Distance(Settings):
         """d² (s,) between a cloud x (n, d) and each stored cloud (s, m, d)."""
         raise NotImplementedError
 
-    def check(self, x: Tensor, stored: Stored) -> None:  # noqa: ARG002
+    def unsettled(self, x: Tensor, stored: Stored) -> Tensor | None:  # noqa: ARG002
+        """How far the iterations of `between` are from their end for these clouds (); None: it has no iterations.
+
+        It does not wait for the device.
+        """
+        return None
+
+    def warn_of(self, unsettled: float) -> bool:  # noqa: ARG002
+        """Warn if a value of `unsettled` means that `between` is inaccurate; return whether it does."""
+        return False
+
+    def check(self, x: Tensor, stored: Stored) -> None:
         """Warn if `between` is inaccurate for these clouds. This is called once for each remembered sample."""
-        return
+        if (unsettled := self.unsettled(x, stored)) is not None:
+            self.warn_of(unsettled.item())
 
     def waits(self, points: int, device: torch.device) -> bool:  # noqa: ARG002
         """Whether comparing clouds of this number of points waits for the host. Such a step cannot be captured."""

@@ -108,11 +108,13 @@ class Repulsion:
 
     The `state` has tensors under these names, 0-d ones and ones with an entry for each remembered sample (S,):
 
-    * `usual`, `count`: the running mean of ‖∇loss‖, and the number of norms in it;
+    * `usual`, `count`: the running mean of ‖∇loss‖, and the number of norms in it. A step in which one backward pass
+      computes the gradient of loss and force together does not know this norm, and leaves the mean as it is;
     * `moved`: the length of an adaptive optimiser's last step, divided by its lr;
     * `level`, `first`: the running mean of the loss, and its value at the end of the first cycle;
     * `slope` (S,): ‖∇d_s‖; `held` (S,): the coefficients c_s, which stay constant in a sampling stage;
-    * `distance`, `norm`: d² to the nearest sample, and the norm of the force in one step, for the diagnostics.
+    * `distance`, `norm`: d² to the nearest sample, and the norm of the force in one step, for the diagnostics;
+    * `unsettled`: the `Distance.unsettled` of the last step that measured norms, for a distance with iterations.
     """
 
     def __init__(
@@ -142,6 +144,7 @@ class Repulsion:
         self.state: dict[str, Tensor] = {}
         self._evaluations = 0  # of the force, in this cycle
         self._turn = 0  # the index of the sample whose slope is measured next
+        self._warned = False
 
     def __len__(self) -> int:
         """The number of samples that repel now."""
@@ -331,6 +334,9 @@ class Repulsion:
         held = state["held"] if kind == "hold" else sized(usual)
         used = sized(state["moved"]) if decoupled else held
         after = {**means, **nearest, "slope": slope, "held": held, "norm": (used * pull * slope).sum()}
+        if kind == "measure":
+            unsettled = self.distance.unsettled(x.detach().to(stored.cloud.dtype), stored)
+            after |= {} if unsettled is None else {"unsettled": unsettled}
         # The term, and also its gradient if norms were measured.
         used = self.every * used
         value = (used * potentials).sum()
@@ -342,6 +348,11 @@ class Repulsion:
             for weight, sample in zip(used[which], of_samples, strict=True)
         ]
         return Term(value, after, of_loss, scaled, None if others is None else (others * potentials).sum())
+
+    def warn_if_unsettled(self) -> None:
+        """Warn, once, if distances were inaccurate at the last step that measured norms. This waits for the device."""
+        if "unsettled" in self.state and not self._warned:
+            self._warned = self.distance.warn_of(self.state["unsettled"].item())
 
     @staticmethod
     def choose(pool_size: int, n: int, generator: torch.Generator) -> Tensor:

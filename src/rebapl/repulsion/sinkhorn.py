@@ -18,8 +18,8 @@ once. Without it (`REACH` 1), the error after twice as many updates would still 
 start from zero, so that d² of equal clouds is zero whatever the number of updates. The gradient is that of the dual
 objective with the potentials held fixed (envelope theorem): the updates are not unrolled, and the backward pass costs
 one plan. If neither cloud has clusters, the gradient is within 1 % of the converged one with the default r, and within
-2 % with the smallest r. Clusters with different numbers of points in the two clouds need more updates than this:
-`check` warns of them.
+2 % with the smallest r. Clusters with different numbers of points in the two clouds need more updates than this, of
+which `warn_of` warns.
 """
 
 from __future__ import annotations
@@ -75,20 +75,25 @@ class Sinkhorn(Distance):
         return shift + (cross_cost - 0.5 * own_cost - 0.5 * other_cost).clamp(min=0)
 
     @torch.no_grad()
-    def check(self, x: Tensor, stored: Stored) -> None:
-        """Warn if the updates leave more than `SETTLED` of the mass between x and a stored cloud in a wrong place."""
+    def unsettled(self, x: Tensor, stored: Stored) -> Tensor:
+        """The largest share () of the mass between x and a stored cloud that the updates leave in a wrong place."""
         r = stored.shared["r"][:, None, None]
         cost = squared_distances(x - x.mean(-2), stored.cloud - stored.cloud.mean(-2, keepdim=True))
         plan = torch.exp((sum(_potentials(cost, r)) - cost) / r)
         astray = (plan.mean(2) - 1).abs().mean(1) + (plan.mean(1) - 1).abs().mean(1)
-        if (worst := astray.max().item() / 2) > SETTLED:
+        return astray.max() / 2
+
+    def warn_of(self, unsettled: float) -> bool:
+        """Warn if more than `SETTLED` of the mass is in a wrong place."""
+        if inaccurate := unsettled > SETTLED:
             warnings.warn(
-                f"Sinkhorn: after {ITERATIONS} updates {100 * worst:.1f} % of the mass is in a wrong place, so that "
-                f"the force may be off by several percent; take a `regularisation` above {self.regularisation:g}, or "
-                "the distance wasserstein",
+                f"Sinkhorn: after {ITERATIONS} updates {100 * unsettled:.1f} % of the mass is in a wrong place, so "
+                f"that the force may be off by several percent; take a `regularisation` above {self.regularisation:g}, "
+                "or the distance wasserstein",
                 RuntimeWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
+        return inaccurate
 
 
 def _transport(cost: Tensor, r: Tensor) -> Tensor:

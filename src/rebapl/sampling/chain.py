@@ -147,6 +147,13 @@ class Chain(Loop):
             self._end_cycle(cycle, chain)
         return checked
 
+    def _checked(self, now: int, loss: Tensor) -> bool:
+        checked = super()._checked(now, loss)
+        if checked:
+            for force in self.repulsions:
+                force.warn_if_unsettled()
+        return checked
+
     def _restart(self) -> None:
         """Set θ to where this cycle and chain start: as it is, the chain's last θ with a kick, or drawn anew."""
         if self.schedule.cycle > 0 and self.inference.independent_cycles > 1:  # this cycle has streams of its own
