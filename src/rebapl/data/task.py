@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rebapl.data.catalogue import load_dataset
 from rebapl.data.dataset import Dataset, Item, by_label
@@ -14,6 +15,9 @@ from rebapl.data.folds import check_fold, folded
 from rebapl.data.published import PUBLISHED, TEST_ONLY
 from rebapl.errors import UserError, unknown
 from rebapl.numbers import spread
+
+if TYPE_CHECKING:
+    from rebapl.data.corruptions import Corruption
 
 VAL_SHOTS = 4
 """The largest number of validation images of a class in a few-shot task, as in the published lists."""
@@ -32,12 +36,16 @@ TARGETS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Part:
-    """Items of a data set, with labels 0 … n−1 for n class names. `split` is a target's own split file, if any."""
+    """Items of a data set, with labels 0 … n−1 for n class names.
+
+    `split` is a target's own split file, if any. A `corruption`, if there is one, is applied to the test-time views.
+    """
 
     class_names: Sequence[str]
     items: Sequence[Item]
     dataset: Dataset
     split: str | None = None
+    corruption: Corruption | None = None
 
 
 @dataclass(frozen=True)

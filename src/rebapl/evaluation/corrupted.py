@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rebapl.data.task import Task
@@ -38,7 +39,7 @@ def score_corruptions(
     bound, labels, images = bound_to(posterior, task, part), part_labels(part), len(part.items)
     by_corruption: dict[str, dict[str, dict[str, float]]] = {}
     for number, corruption in enumerate(corruptions):
-        prediction = predict_part(bound, part, corruption=corruption)
+        prediction = predict_part(bound, replace(part, corruption=corruption))
         softer = {} if temperature is None else tempered_scores(prediction, labels, temperature)
         of_severity = {**scores(prediction.probabilities, labels), **softer}
         by_corruption.setdefault(corruption.name, {})[str(corruption.severity)] = of_severity
