@@ -127,26 +127,16 @@ class Posterior:
         uniform = torch.full((len(samples),), 1 / len(samples))
         return cls(learner, stacked, uniform, {**about_learner(learner), **(about or {})})
 
-    def push_to_hub(
-        self,
-        repository: str,
-        *,
-        private: bool = False,
-        licence: str | None = None,
-        backbone: str | None = None,
-        scores: Mapping[str, Mapping[str, Any]] | None = None,
-        facts: Mapping[str, object] | None = None,
-    ) -> str:
+    def push_to_hub(self, repository: str, *, private: bool = False, **card: Any) -> str:
         """Upload it to a repository of the Hugging Face hub, such as `"somebody/digits"`, with a model card.
 
         The repository is made if it does not exist, and the commit is returned:
-        `load_posterior("hf://somebody/digits@COMMIT")` reads exactly these files. `scores` is the result of
-        `evaluate`, and `facts` are further rows for the card's table. The backbone is not uploaded. If it was loaded
-        from a folder, give its hub id as `backbone`.
+        `load_posterior("hf://somebody/digits@COMMIT")` reads exactly these files. `card` may have your `licence`, the
+        `scores` that `evaluate` returned, and `facts`, further rows for the card's table. The backbone is not uploaded.
+        If it was loaded from a folder, give its hub id as `backbone`.
         """
         from rebapl.posterior.hub import upload, write_for_hub
 
-        card: dict[str, Any] = {"licence": licence, "backbone": backbone, "scores": scores, "facts": facts}
         with tempfile.TemporaryDirectory() as temporary:
             return upload(write_for_hub(self, Path(temporary) / "posterior", repository, **card), repository, private)
 
