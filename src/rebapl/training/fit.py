@@ -69,14 +69,14 @@ class Training:
         self.seed = seed
         self.loop: Loop | None = None
         self.drawn: list[dict[str, Tensor]] = [{}]
-        self.images = ""
-        begin, data, examples = time.monotonic(), LabelledImages(task.dataset, task.train.items), None
         if task.dataset.features is not None:
             check_features(self.learner, task.dataset.features)
             check_views(resolved.views, pixels=False)
+        data, examples = LabelledImages(task.dataset, task.train.items), None
+        # First, because it may decode the images, which are then at hand.
+        self.images = "" if resolved.inference is None else data.fingerprint()
+        begin = time.monotonic()
         if self.learner.learns_from_features or task.dataset.features is not None:
-            if resolved.inference is not None:
-                self.images = data.fingerprint()  # first, because it may decode the images, which are then at hand
             of_images = features_of(encoder, data).to(encoder.device)
             data.forget()
             examples = self.learner.see(of_images, data.labels.to(encoder.device))
@@ -90,9 +90,8 @@ class Training:
             if examples is None:
                 batches = TrainBatches(data, encoder.preprocessing, size, resolved.crop_scale, seed, encoder.device)
             else:
-                batches = FeatureBatches(*examples, size, seed, self.images)
+                batches = FeatureBatches(*examples, size, seed)
             self.loop = self._build_loop(task, data, batches, resolved.inference)
-            self.images = batches.fingerprint
 
     def _build_loop(
         self, task: Task, data: LabelledImages, batches: TrainBatches | FeatureBatches, inference: Inference
