@@ -23,7 +23,7 @@ from rebapl.data.transforms import stacked
 from rebapl.data.workers import mapped_ahead
 from rebapl.errors import UserError
 from rebapl.learners import check_features
-from rebapl.posterior.passes import CHUNK
+from rebapl.posterior.passes import CHUNK, Label
 from rebapl.posterior.posterior import Posterior
 from rebapl.posterior.prediction import NO_SETS, NO_THRESHOLD, Average, check_average
 from rebapl.posterior.records import Record, head_of, record_of_broken
@@ -35,7 +35,6 @@ DECODING, MODEL, WRITING = "decoding", "the model", "writing"
 """What a prediction may wait for: reading and resizing images, passes through the model, making and writing records."""
 
 Item = TypeVar("Item")
-Label = TypeVar("Label")
 
 RECENT = 8
 """The pace is measured over this number of latest portions."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from rebapl.posterior.conformal import Conformal, choose_conformal
 from rebapl.posterior.fitting import PRIOR, EarlierWeights, choose_threshold, stacking_weights
 from rebapl.posterior.images import Images, read_images
 from rebapl.posterior.outside import FEATURE_SCORES, RATE, Bank, check_outside, choose_outside, logit_scores
-from rebapl.posterior.passes import CHUNK, Finish, Passes, Spread, in_order
+from rebapl.posterior.passes import CHUNK, Finish, Label, Passes, Spread, in_order
 from rebapl.posterior.prediction import Average, Outside, Prediction, Threshold, averaged, check_average
 from rebapl.posterior.selective import CONFIDENCE, check_promise
 from rebapl.posterior.storage import CHOICES, about_learner, check_weights
@@ -36,8 +36,6 @@ from rebapl.posterior.temperature import PRIOR as TEMPERATURE_PRIOR
 from rebapl.posterior.temperature import Temperature, fit_temperature, text_factor
 from rebapl.posterior.views import mean_over_views, several_views
 from rebapl.wording import number_of
-
-Label = TypeVar("Label")
 
 Views = Tensor | Iterable[Tensor]
 """Test-time views, uint8 (N, 3, H, W), or portions of them, of which only one is in memory at a time."""
@@ -245,8 +243,7 @@ class Posterior:
     def sample(self, index: int) -> Posterior:
         """One of the samples as a posterior of its own."""
         alone = {name: stack[index : index + 1] for name, stack in self.samples.items()}
-        plain = replace(self, earlier_weights=(), **NOTHING_CHOSEN)
-        return replace(plain, samples=alone, weights=torch.ones(1))
+        return replace(self, samples=alone, weights=torch.ones(1), earlier_weights=(), **NOTHING_CHOSEN)
 
     def sample_logits(self, views: Views) -> Tensor:
         """Logits (S, N, C) of every sample for test-time views."""
