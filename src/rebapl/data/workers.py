@@ -6,7 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import count
+from itertools import count, islice
 from typing import Generic, TypeVar
 
 Thing = TypeVar("Thing")
@@ -73,6 +73,17 @@ def mapped_ahead(function: Callable[[Thing], Result], items: Iterable[Thing], ah
             yield pending.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def portions_ahead(function: Callable[[Thing], Result], items: Iterable[Thing], size: int) -> Iterator[list[Result]]:
+    """The results of `mapped_ahead` in portions of `size`, which are computed one portion before the caller.
+
+    >>> list(portions_ahead(str.upper, "abcde", 2))
+    [['A', 'B'], ['C', 'D'], ['E']]
+    """
+    results = mapped_ahead(function, items, size)
+    while portion := list(islice(results, size)):
+        yield portion
 
 
 class Ahead(Generic[Result]):

@@ -280,7 +280,7 @@ class Chain(Loop):
             "parameters": self.parameters,
             "repulsions": [force.state_dict(memory=chain == 0) for chain, force in enumerate(self.repulsions)],
             "summary": self.summary.state,
-            "ends": self._ends,
+            "ends": {str(chain): end for chain, end in self._ends.items()},
             "stopped": self.stopped,
             "predictions": self._predictions,
         }
@@ -292,6 +292,6 @@ class Chain(Loop):
         if self.capturing is not None:
             self.capturing.forget()
         self.summary.state = tree_map(lambda leaf: leaf.to(self.device), state["summary"])
-        self._ends = state["ends"]
+        self._ends = {int(chain): end for chain, end in state["ends"].items()}
         self.stopped = state["stopped"]
         self._predictions = list(state["predictions"])
