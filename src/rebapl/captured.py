@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import threading
-import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -24,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from rebapl.errors import first_line
+from rebapl.errors import warn_slower
 
 EAGER = 2
 """How many calls of a function run without a recording first: libraries set themselves up in them, which cannot be
@@ -157,12 +156,7 @@ class Capturing:
         first: BaseException = error
         while first.__context__ is not None:
             first = first.__context__
-        warnings.warn(
-            "a pass could not be captured as a CUDA graph and runs operation by operation, which is slower "
-            f"({first_line(first)})",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+        warn_slower("a pass could not be captured as a CUDA graph and runs operation by operation", first)
 
 
 class _Captured:

@@ -12,7 +12,6 @@ compilation off; see `captured`.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -21,7 +20,7 @@ from typing import Any
 
 import torch
 
-from rebapl.errors import first_line
+from rebapl.errors import warn_slower
 
 _wanted: ContextVar[bool] = ContextVar("compiling", default=False)
 
@@ -62,11 +61,7 @@ class Compiled:
             return self._fast(*arguments)
         except RuntimeError as error:  # if it is not the compiler's error, the uncompiled call below raises it again
             self.failed = True
-            warnings.warn(
-                f"a part of the model could not be compiled and runs as usual, which is slower ({first_line(error)})",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            warn_slower("a part of the model could not be compiled and runs as usual", error)
         return self.function(*arguments)
 
 

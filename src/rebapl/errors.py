@@ -2,6 +2,7 @@
 
 import difflib
 import unicodedata
+import warnings
 from collections.abc import Iterable
 
 _CATEGORIES = ("Cc", "Cs", "Zl", "Zp")  # control characters, bytes that are no text, line and paragraph separators
@@ -48,3 +49,8 @@ def first_line(error: BaseException) -> str:
     ('no room', 'KeyError')
     """
     return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def warn_slower(what: str, error: BaseException) -> None:
+    """Warn that the calling function has to do its work in a slower way, and show the first line of the error."""
+    warnings.warn(f"{what}, which is slower ({first_line(error)})", RuntimeWarning, stacklevel=4)

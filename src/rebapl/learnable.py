@@ -1,4 +1,4 @@
-"""The protocols of a module that can be sampled: the attributes and methods that a sampler calls.
+"""The protocols of a module that can be sampled: the attributes and methods that a sampler calls, and how it does so.
 
 `rebapl.learners.Learner` is a `Learnable`, and so is any `nn.Module` that has these methods. It need not inherit from
 anything; the type checker compares it with the protocols.
@@ -6,11 +6,12 @@ anything; the type checker compares it with the protocols.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from rebapl.errors import UserError
 
@@ -112,6 +113,28 @@ class Conjugate(Protocol):
 
         Each draw is name → float32 tensor on the CPU; the generator is one of the CPU.
         """
+
+
+class _Called(nn.Module):
+    """Calls a function of a module through `forward`, because `functional_call` can call only `forward`."""
+
+    def __init__(self, learner: Any) -> None:
+        super().__init__()
+        self.learner = learner
+
+    def forward(self, call: Callable[[Any], Any]) -> Any:
+        return call(self.learner)
+
+
+def call_at(learner: Any, values: Mapping[str, Tensor], call: Callable[[Any], Any]) -> Any:
+    """`call(learner)`, with these values in the place of the learner's parameters of these names.
+
+    The parameters are replaced during the call, so threads must not share a learner; each takes a `Learner.twin`.
+
+    >>> call_at(nn.Linear(1, 1), {"weight": torch.ones(1, 1), "bias": torch.ones(1)}, lambda line: line(torch.ones(1)))
+    tensor([2.])
+    """
+    return functional_call(_Called(learner), {f"learner.{name}": tensor for name, tensor in values.items()}, (call,))
 
 
 def shared_names(learner: object, names: Iterable[str]) -> frozenset[str]:

@@ -26,7 +26,7 @@ from rebapl.cli.evaluate import _print_weights
 from rebapl.cli.options import parse_fit
 from rebapl.data.task import load_task
 from rebapl.errors import UserError
-from rebapl.evaluation import outside_scores
+from rebapl.evaluation.outside import outside_scores
 from rebapl.evaluation.tasks import predict_part
 from rebapl.posterior import Posterior, load_posterior, save_posterior
 from rebapl.runs.run import run as do_run

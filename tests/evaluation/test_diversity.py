@@ -8,8 +8,9 @@ import pytest
 import small_clip
 import torch
 
-from rebapl.evaluation import measure_diversity, prediction_scores, scores
-from rebapl.evaluation.diversity import disagreement_matrix, wasserstein_matrix
+from rebapl.evaluation.diversity import disagreement_matrix, measure_diversity, wasserstein_matrix
+from rebapl.evaluation.scores import scores
+from rebapl.evaluation.tasks import prediction_scores
 from rebapl.learners import build_learner
 from rebapl.numbers import effective_samples
 from rebapl.posterior import Posterior

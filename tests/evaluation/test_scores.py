@@ -5,8 +5,8 @@ import pytest
 import torch
 from sklearn.metrics import accuracy_score, log_loss
 
-from rebapl.evaluation import base_novel_scores, scores
-from rebapl.evaluation.scores import calibration_error
+from rebapl.evaluation import base_novel_scores
+from rebapl.evaluation.scores import calibration_error, scores
 from rebapl.numbers import harmonic_mean
 
 

@@ -14,7 +14,8 @@ from rebapl.backbones import DualEncoder, load_backbone
 from rebapl.data.batches import LabelledImages
 from rebapl.data.task import Task, load_task
 from rebapl.errors import UserError
-from rebapl.evaluation import Diversity, outside_scores, tasks
+from rebapl.evaluation import Diversity, tasks
+from rebapl.evaluation.outside import outside_scores
 from rebapl.evaluation.tasks import diversity_on_test, fit_on_validation, part_labels, score_outside
 from rebapl.posterior import Posterior, load_posterior
 from rebapl.reports.figures import diversity_figure

@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves
 
 from rebapl.backbones import DualEncoder
 from rebapl.errors import UserError
+from rebapl.learnable import call_at
 from rebapl.learners import METHODS, Learner, Output, build_learner
-from rebapl.posterior.per_sample import call_at
 
 every_method = pytest.mark.parametrize("method", METHODS)
 sampled = [name for name, method in METHODS.items() if method.learner.recipe.epochs > 0]
@@ -448,7 +448,7 @@ def test_samples_share_what_is_frozen(build: Any, images: Tensor, method: str) -
         sample = {
             name: x.detach() + 0.1 * torch.randn(x.shape, generator=generator) for name, x in learner.named_parameters()
         }
-        shared = call_at(learner, sample, "respond", frozen, call_at(learner, sample, "encode_classes"))
+        shared = call_at(learner, sample, lambda it: it.respond(frozen, it.encode_classes()))
         anew = build(method, CASES[method].settings).eval()
         anew.shape_like({name: value.shape for name, value in sample.items()})
         anew.load_state_dict(sample)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from rebapl.errors import UserError
-from rebapl.posterior import Prediction, choose_conformal
-from rebapl.posterior.conformal import check_level
+from rebapl.posterior import Prediction
+from rebapl.posterior.conformal import check_level, choose_conformal
 
 CLASSES = ["cat", "dog", "emu", "fox"]
 

@@ -15,8 +15,8 @@ from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 
 from rebapl.errors import UserError
-from rebapl.posterior import OUTSIDE_SCORES, choose_outside, load_posterior, save_posterior
-from rebapl.posterior.outside import FEATURE_SCORES, NEIGHBOURS, check_outside
+from rebapl.posterior import load_posterior, save_posterior
+from rebapl.posterior.outside import FEATURE_SCORES, NEIGHBOURS, OUTSIDE_SCORES, check_outside, choose_outside
 from rebapl.posterior.prediction import Prediction
 from rebapl.posterior.records import said
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from rebapl.errors import UserError
-from rebapl.posterior import UNCERTAINTIES, Prediction, choose_threshold
+from rebapl.posterior import UNCERTAINTIES, Prediction
+from rebapl.posterior.fitting import choose_threshold
 from rebapl.posterior.prediction import averaged
 from rebapl.posterior.selective import answered_within
 

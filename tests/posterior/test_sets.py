@@ -20,17 +20,18 @@ from rebapl import fit
 from rebapl.backbones import DualEncoder
 from rebapl.data.task import load_task
 from rebapl.errors import UserError
-from rebapl.posterior import (
+from rebapl.posterior import Prediction, load_posterior, save_posterior
+from rebapl.posterior.answers import Question
+from rebapl.posterior.conformal import (
+    FREE,
+    PENALTY,
+    SET_SCORES,
     Conformal,
-    Prediction,
     choose_conformal,
     choose_cross_conformal,
     cross_conformal_sets,
-    load_posterior,
-    save_posterior,
+    rank_of,
 )
-from rebapl.posterior.answers import Question
-from rebapl.posterior.conformal import FREE, PENALTY, SET_SCORES, rank_of
 
 RESPLITS = 1000
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from rebapl.errors import UserError
 from rebapl.numbers import effective_samples
-from rebapl.posterior import has_collapsed, load_posterior, save_posterior, stacking_weights
-from rebapl.posterior.fitting import expectation_maximisation
+from rebapl.posterior import has_collapsed, load_posterior, save_posterior
+from rebapl.posterior.fitting import expectation_maximisation, stacking_weights
 
 
 def held_out(samples: int, seed: int = 0, images: int = 60) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,8 @@ from rebapl.errors import UserError
 from rebapl.files import content_sha256, sha256
 from rebapl.learners import METHODS, build_learner
 from rebapl.learners.coop import CoOp
-from rebapl.posterior import Posterior, choose_cross_conformal, load_posterior, save_posterior
+from rebapl.posterior import Posterior, load_posterior, save_posterior
+from rebapl.posterior.conformal import choose_cross_conformal
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -22,7 +22,8 @@ from typer.testing import CliRunner
 from rebapl.cli.commands import app
 from rebapl.errors import UserError
 from rebapl.evaluation.intervals import calibration_interval
-from rebapl.posterior import Conformal, Outside
+from rebapl.posterior.conformal import Conformal
+from rebapl.posterior.prediction import Outside
 from rebapl.posterior.temperature import Temperature
 from rebapl.reports.comparison import compare
 from rebapl.reports.figures import training_figures

@@ -26,7 +26,8 @@ from rebapl.errors import UserError
 from rebapl.evaluation.tasks import evaluate
 from rebapl.files import alone_in, write_atomically
 from rebapl.interruption import Interrupted
-from rebapl.posterior import Outside, Posterior, load_posterior, save_posterior
+from rebapl.posterior import Posterior, load_posterior, save_posterior
+from rebapl.posterior.prediction import Outside
 from rebapl.runs.config import RunConfig
 from rebapl.runs.folder import CHECKPOINT
 from rebapl.runs.run import evaluate_run, run

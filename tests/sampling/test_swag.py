@@ -69,7 +69,7 @@ def test_a_small_spread_far_from_zero_keeps_its_digits() -> None:
     """θ²̄ − θ̄² in float32 would be noise here, or negative."""
     steps = torch.tensor([0.0, 1.0, 2.0, 3.0])[:, None] * torch.ones(1, 3) * 2**-10
     path = path_of(100 + steps)
-    assert (path.squares["a"] / path.count).tolist() == pytest.approx([1.25 * 2**-20] * 2, rel=1e-3)
+    assert (path.state["squares"]["a"] / path.count).tolist() == pytest.approx([1.25 * 2**-20] * 2, rel=1e-3)
 
 
 def loop(inference: Inference) -> Chain:

@@ -5,22 +5,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import torch
 from PIL import Image
 from torch import Tensor
 
 from rebapl.captured import current
+from rebapl.data.corruptions import Corruption
 from rebapl.data.dataset import Dataset, Item
 from rebapl.data.images import BROKEN, as_rgb, unreadable
 from rebapl.data.resident import ResidentImages, fits
 from rebapl.data.transforms import Preprocessing, random_box
 from rebapl.data.workers import Ahead, in_threads, thread_count
 from rebapl.randomness import generator, python_random
-
-if TYPE_CHECKING:
-    from rebapl.data.corruptions import Corruption
 
 
 class LabelledImages:
@@ -125,7 +122,6 @@ class TrainBatches:
         self.labels = data.labels
         self.sizes: list[tuple[int, int]] = [image.size for image in data.images]
         self.steps_per_epoch = len(self.sizes) // self.batch
-        self.fingerprint = data.fingerprint()
         self.resident: ResidentImages | None = None
         self.images: list[Image.Image] = []
         if resident is None:
@@ -202,13 +198,11 @@ class FeatureBatches:
 
     If all features fit into one batch, each step has all of them, in their order. Otherwise each epoch goes through
     them in a new random order, which depends only on the seed and the epoch, and drops an incomplete last batch.
-    `fingerprint` identifies the images from which the features were computed.
     """
 
-    def __init__(self, features: Tensor, labels: Tensor, batch: int, seed: int, fingerprint: str) -> None:
-        self.features, self.labels = features, labels
+    def __init__(self, features: Tensor, labels: Tensor, batch: int, seed: int) -> None:
+        self.features, self.labels, self.seed = features, labels, seed
         self.batch = min(batch, len(labels))
-        self.seed, self.fingerprint = seed, fingerprint
 
     @property
     def steps_per_epoch(self) -> int:

@@ -5,29 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from rebapl.data.dataset import Dataset, check_template
 from rebapl.data.embedded import EMBEDDED
 from rebapl.data.own_images import load_own
-from rebapl.data.published import PUBLISHED
+from rebapl.data.published import PUBLISHED, Entry
 from rebapl.errors import UserError, unknown
 from rebapl.plugins import Registry
 
 
-class Source(Protocol):
-    """A data set that has a name: an embedded, a published or a registered one, which is its `origin`."""
-
-    @property
-    def origin(self) -> str: ...
-
-    def load(self, root: str | Path | None = None, split: str | None = None, template: str | None = None) -> Dataset:
-        """Load it; see `load_dataset`."""
-
-
 @dataclass(frozen=True)
 class Made:
-    """A data set that a function makes. It has no split file."""
+    """A data set that a function makes, embedded or registered, as its `origin` says. It has no split file."""
 
     name: str
     make: Callable[[], Dataset]
@@ -41,7 +30,7 @@ class Made:
         return dataset if template is None else replace(dataset, template=template)
 
 
-DATASETS: Registry[Source] = Registry("data set", "rebapl.datasets")
+DATASETS: Registry[Made | Entry] = Registry("data set", "rebapl.datasets")
 """All data sets that have a name, including those of installed plugins."""
 
 DATASETS.known |= {name: Made(name, make, "embedded") for name, make in EMBEDDED.items()}

@@ -221,22 +221,12 @@ def _zoomed(x: np.ndarray, factor: float) -> np.ndarray:
     (0.55, 0.3, 4.5, 0.85, 12, 8, 0.65),
     (0.55, 0.3, 2.5, 0.85, 12, 12, 0.55),
 )
-def _snow(
-    x: np.ndarray,
-    scale: float,
-    draws: Draws,
-    mean: float,
-    std: float,
-    zoom: float,
-    threshold: float,
-    radius: float,
-    blur: float,
-    weight: float,
-) -> np.ndarray:
+def _snow(x: np.ndarray, scale: float, draws: Draws, *settings: float) -> np.ndarray:
     """weight·x + (1 − weight)·max(x, 1.5·grey + 0.5) + s + s turned by 180°.
 
     The flakes s are zoomed normal noise above a threshold, blurred along a random direction between −135° and −45°.
     """
+    mean, std, zoom, threshold, radius, blur, weight = settings
     noise = draws.normal(size=x.shape[:2])
     flakes = _zoomed(mean + std * noise, zoom)
     flakes = np.where(flakes < threshold, 0, flakes).clip(0, 1)

@@ -203,18 +203,14 @@ class StoredFeatures:
     def of(self, keys: Sequence[str]) -> Tensor:
         """The features float32 (n, e) of the images with these paths. A shard that holds some of them is read once."""
         features = np.empty((len(keys), self.about["width"]), dtype=np.float32)
-        by_shard: dict[int, list[tuple[int, int]]] = {}
         if lacking := [key for key in keys if key not in self._where]:
             raise UserError(
                 f"{printable(str(self.folder))} has no features of {few(lacking)}: they could not be read when it was "
                 "made, or were not among the images"
             )
-        for index, key in enumerate(keys):
-            number, row = self._where[key]
-            by_shard.setdefault(number, []).append((index, row))
-        for number, places in sorted(by_shard.items()):
-            indices, rows = zip(*places, strict=True)
-            features[list(indices)] = self._latest(number)[list(rows)]
+        numbers, rows = np.array([self._where[key] for key in keys], dtype=int).reshape(-1, 2).T
+        for number in np.unique(numbers).tolist():
+            features[numbers == number] = self._latest(number)[rows[numbers == number]]
         return torch.from_numpy(features)
 
     @cached_property

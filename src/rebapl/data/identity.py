@@ -78,15 +78,10 @@ def changes(recorded: Recorded, dataset: Dataset) -> str | None:
     return ", ".join(said) or None
 
 
-def _path(dataset: Dataset, item: Item) -> Path:
-    assert dataset.folder is not None
-    return dataset.folder / item.key
-
-
 def _stat(dataset: Dataset, item: Item) -> tuple[int, int]:
-    size_and_time = _size_and_time(_path(dataset, item))
-    if size_and_time is None:
-        raise UserError(f"{_path(dataset, item)}: no such image")
+    assert dataset.folder is not None
+    if (size_and_time := _size_and_time(dataset.folder / item.key)) is None:
+        raise UserError(f"{dataset.folder / item.key}: no such image")
     return size_and_time
 
 

@@ -189,8 +189,6 @@ def read_image(path: Path, upright: bool = True) -> Image.Image:
         # All bytes at once: when several threads read, each small read would wait for Python's lock.
         with Image.open(path if status.st_size > LARGE else io.BytesIO(path.read_bytes())) as image:
             return as_rgb(image, upright)
-    except FileNotFoundError as error:
-        raise UnreadableImageError(f"{printable(str(path))}: no such image", "no such image") from error
     except BROKEN as error:
         raise unreadable(str(path), error) from error
 
@@ -200,8 +198,6 @@ def image_sha256(path: Path) -> str:
     try:
         tar = tar_of(path)
         return sha256(path) if tar is None else hashlib.sha256(read_from_tar(tar, path)).hexdigest()
-    except FileNotFoundError as error:
-        raise UnreadableImageError(f"{printable(str(path))}: no such image", "no such image") from error
     except OSError as error:
         raise unreadable(str(path), error) from error
 
@@ -237,7 +233,9 @@ def _converted(source: Image.Image | np.ndarray, name: str) -> Image.Image:
 
 
 def unreadable(name: str, error: Exception) -> UnreadableImageError:
-    """The error for a broken image `name`, whose reading raised `error`."""
+    """The error for a missing or broken image `name`, whose reading raised `error`."""
+    if isinstance(error, FileNotFoundError):
+        return UnreadableImageError(f"{printable(name)}: no such image", "no such image")
     if isinstance(error, UnidentifiedImageError):
         reason = "it is in no format of images that is known"
     elif isinstance(error, OSError) and error.strerror is not None:

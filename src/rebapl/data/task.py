@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rebapl.data.catalogue import load_dataset
+from rebapl.data.corruptions import Corruption
 from rebapl.data.dataset import Dataset, Item, by_label
 from rebapl.data.folds import check_fold, folded
 from rebapl.data.published import PUBLISHED, TEST_ONLY
@@ -32,12 +33,16 @@ TARGETS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Part:
-    """Items of a data set, with labels 0 … n−1 for n class names. `split` is a target's own split file, if any."""
+    """Items of a data set, with labels 0 … n−1 for n class names.
+
+    `split` is a target's own split file, if any. A `corruption`, if there is one, is applied to the test-time views.
+    """
 
     class_names: Sequence[str]
     items: Sequence[Item]
     dataset: Dataset
     split: str | None = None
+    corruption: Corruption | None = None
 
 
 @dataclass(frozen=True)

@@ -162,6 +162,19 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
+def portions_ahead(
+    function: Callable[[Thing], Result], items: Iterable[Thing], size: int, processes: bool = False
+) -> Iterator[list[Result]]:
+    """The results of `mapped_ahead` in portions of `size`, which are computed one portion before the caller.
+
+    >>> list(portions_ahead(str.upper, "abcde", 2))
+    [['A', 'B'], ['C', 'D'], ['E']]
+    """
+    results = mapped_ahead(function, items, size, processes)
+    while portion := list(islice(results, size)):
+        yield portion
+
+
 class Ahead(Generic[Result]):
     """`ahead(step)` returns `make(step)`, which threads in the background have often made already.
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
+from rebapl.data.corruptions import Corruption
 from rebapl.data.task import Task
 from rebapl.errors import UserError
 from rebapl.evaluation.scores import scores
 from rebapl.evaluation.tasks import Predicted, bound_to, part_labels, predict_part, tempered_scores, trained_part
 from rebapl.posterior import Posterior
-
-if TYPE_CHECKING:
-    from rebapl.data.corruptions import Corruption
 
 
 def check_corruptible(task: Task) -> None:
@@ -38,7 +36,7 @@ def score_corruptions(
     bound, labels, images = bound_to(posterior, task, part), part_labels(part), len(part.items)
     by_corruption: dict[str, dict[str, dict[str, float]]] = {}
     for number, corruption in enumerate(corruptions):
-        prediction = predict_part(bound, part, corruption=corruption)
+        prediction = predict_part(bound, replace(part, corruption=corruption))
         softer = {} if temperature is None else tempered_scores(prediction, labels, temperature)
         of_severity = {**scores(prediction.probabilities, labels), **softer}
         by_corruption.setdefault(corruption.name, {})[str(corruption.severity)] = of_severity

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -28,9 +28,6 @@ from rebapl.posterior.outside import FEATURE_SCORES
 from rebapl.posterior.passes import CHUNK
 from rebapl.posterior.temperature import fit_temperature, tempered
 from rebapl.score_columns import SCORE_COLUMNS
-
-if TYPE_CHECKING:
-    from rebapl.data.corruptions import Corruption
 
 Predicted = Callable[[int, int], None]
 """A function that is called now and then with the number of images predicted so far, and the number of all images."""
@@ -166,43 +163,33 @@ def bound_to(posterior: Posterior, task: Task, part: Part) -> Posterior:
     return dataclasses.replace(posterior, learner=learner).bind(part.class_names, part.dataset.template, transfer=True)
 
 
-def predict_part(
-    posterior: Posterior,
-    part: Part,
-    progress: Callable[[int], None] | None = None,
-    corruption: Corruption | None = None,
-) -> Prediction:
+def predict_part(posterior: Posterior, part: Part, progress: Callable[[int], None] | None = None) -> Prediction:
     """Predict all images of a part, one portion at a time. The posterior must be bound to the part already.
 
-    `progress` is called with the number of images done. A `corruption`, if there is one, changes the views first.
+    `progress` is called with the number of images done.
     """
-    views = view_portions(posterior, part, progress, corruption)
-    return posterior.predict_views(views, names=[item.key for item in part.items])
+    return posterior.predict_views(view_portions(posterior, part, progress), names=[item.key for item in part.items])
 
 
 def view_portions(
-    posterior: Posterior,
-    part: Part,
-    progress: Callable[[int], None] | None = None,
-    corruption: Corruption | None = None,
+    posterior: Posterior, part: Part, progress: Callable[[int], None] | None = None
 ) -> Iterator[torch.Tensor]:
     """The `part_views` of a part in portions, of which one is in memory at a time; see `predict_part`."""
     done = 0
     for items in list(portions(part.items, CHUNK)) or [[]]:
-        yield part_views(posterior, dataclasses.replace(part, items=items), corruption)
+        yield part_views(posterior, dataclasses.replace(part, items=items))
         done += len(items)
         if progress is not None:
             progress(done)
 
 
-def part_views(posterior: Posterior, part: Part, corruption: Corruption | None = None) -> torch.Tensor:
+def part_views(posterior: Posterior, part: Part) -> torch.Tensor:
     """The test-time views, uint8 (N, 3, H, W), of a part, as the posterior's backbone needs them.
 
     A posterior that uses only the frozen features of images gets these features (N, e), which may be stored already;
-    see `features_of`. A posterior that averages over several views of an image needs its pixels. A `corruption`, if
-    there is one, changes the views first.
+    see `features_of`. A posterior that averages over several views of an image needs its pixels.
     """
-    learner, data = posterior.learner, LabelledImages(part.dataset, part.items, corruption)
+    learner, data = posterior.learner, LabelledImages(part.dataset, part.items, part.corruption)
     if part.dataset.features is not None:
         check_features(learner, part.dataset.features)
     if posterior.views == 1 and takes_features(learner):

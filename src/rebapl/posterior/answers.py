@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,10 +21,10 @@ from torch import Tensor
 from rebapl.data.features import StoredFeatures
 from rebapl.data.images import UnreadableImageError, read_image
 from rebapl.data.transforms import Preprocessing
-from rebapl.data.workers import mapped_ahead
+from rebapl.data.workers import portions_ahead
 from rebapl.errors import UserError
 from rebapl.learners import check_features
-from rebapl.posterior.passes import CHUNK
+from rebapl.posterior.passes import CHUNK, Label
 from rebapl.posterior.posterior import Posterior
 from rebapl.posterior.prediction import NO_SETS, NO_THRESHOLD, Average, check_average
 from rebapl.posterior.records import Record, head_of, record_of_broken
@@ -37,7 +36,6 @@ DECODING, MODEL, WRITING = "decoding", "the model", "writing"
 """What a prediction may wait for: reading and resizing images, passes through the model, making and writing records."""
 
 Item = TypeVar("Item")
-Label = TypeVar("Label")
 
 RECENT = 8
 """The pace is measured over this number of latest portions."""
@@ -153,13 +151,14 @@ def answer_files(
     bound, resolved = (question or Question()).put_to(posterior)
     encoder, pace = bound.learner.encoder, pace or Pace()
 
-    if isinstance(files, StoredFeatures):
-        check_features(bound.learner, files)
-        portions = _read_features(files.portions(CHUNK * bound.device_count, shards), pace)
-    else:
+    if not isinstance(files, StoredFeatures):
         size = (CPU_PORTION if encoder.device.type == "cpu" else CHUNK) * bound.device_count
         read = partial(_read_file, encoder.preprocessing, resolved.strict)
         portions = read_ahead(read, files, size, pace, processes=encoder.device.type != "cpu")
+    else:
+        check_features(bound.learner, files)
+        stored = waited_for(files.portions(CHUNK * bound.device_count, shards), pace)
+        portions = (([(name, "") for name in names], features) for names, features in stored)
 
     def answers() -> Iterator[list[Record]]:
         for portion, passed in bound.portion_passes(portions):
@@ -197,13 +196,7 @@ def read_ahead(
     into its label, its view or None, and the reason why it could not be read (empty if it could). A portion has the
     label and this reason for every image, and the views (n, 3, H, W) of those that could be read.
     """
-    images = mapped_ahead(read, items, size, processes)
-    while True:
-        pace.waits_for(DECODING)
-        portion = list(islice(images, size))
-        pace.waits_for(MODEL)
-        if not portion:
-            return
+    for portion in waited_for(portions_ahead(read, items, size, processes), pace):
         views = [view for _, view, _ in portion if view is not None]
         yield (
             [(label, reason) for label, _, reason in portion],
@@ -211,15 +204,14 @@ def read_ahead(
         )
 
 
-def _read_features(
-    stored: Iterable[tuple[list[str], Tensor]], pace: Pace
-) -> Iterator[tuple[list[tuple[str, str]], Tensor]]:
-    """Portions of stored features and their names, in the same form as the portions of `read_ahead`."""
+def waited_for(portions: Iterable[Item], pace: Pace) -> Iterator[Item]:
+    """The same portions. `pace` notes the wait for each of them, and between them the wait for the model."""
     pace.waits_for(DECODING)
-    for names, features in stored:
+    for portion in portions:
         pace.waits_for(MODEL)
-        yield [(name, "") for name in names], features
+        yield portion
         pace.waits_for(DECODING)
+    pace.waits_for(MODEL)
 
 
 def by_one_torch_thread(portions: Iterator[list[Item]]) -> Iterator[list[Item]]:

@@ -53,6 +53,7 @@ import torch
 from torch import Tensor
 
 from rebapl.errors import UserError, unknown
+from rebapl.posterior.selective import check_labels
 
 if TYPE_CHECKING:
     from rebapl.posterior.prediction import Prediction
@@ -217,8 +218,7 @@ def choose_conformal(
     `by_class` keeps the level for each class. A class with too few held-out images is then in every set. `ratios` (C,)
     has, for each class, its share of the new images divided by its share of the held-out images.
     """
-    if len(labels) != len(prediction):
-        raise UserError(f"{len(labels)} labels for {len(prediction)} images: one label per image is needed")
+    check_labels(labels, len(prediction))
     check_level(level, len(labels), score)
     if by_class and ratios is not None:
         raise UserError("sets that keep the level for each class keep it at any ratios: give by_class or ratios")

@@ -30,7 +30,7 @@ from torch import Tensor
 from rebapl.errors import UserError
 from rebapl.numbers import effective_samples
 from rebapl.posterior.prediction import Prediction, Threshold
-from rebapl.posterior.selective import CONFIDENCE, answered_within, check_promise
+from rebapl.posterior.selective import CONFIDENCE, answered_within, check_labels, check_promise
 
 GAP = 1e-7
 """How far below its maximum F may be at the end, in nats."""
@@ -73,10 +73,7 @@ def choose_threshold(
     """
     if risk is None and coverage is None:
         raise UserError("choose a threshold by risk or by coverage: give one of them, or both")
-    if len(labels) != len(prediction) or len(labels) == 0:
-        raise UserError(
-            f"{len(labels)} labels for {len(prediction)} images: one label per image is needed, and at least one"
-        )
+    check_labels(labels, len(prediction))
     doubt, wrong, names = prediction.uncertainty(by), prediction.labels != labels, prediction.class_names
     return threshold_on(doubt, wrong, by, names, prediction.average, risk, coverage, confidence)
 

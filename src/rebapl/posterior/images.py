@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ from rebapl.data.images import (
 )
 from rebapl.data.tars import is_tar
 from rebapl.data.transforms import Preprocessing, stacked
-from rebapl.data.workers import mapped_ahead
+from rebapl.data.workers import portions_ahead
 from rebapl.errors import UserError, printable
 from rebapl.files import read_csv, read_lines
 
@@ -54,9 +54,7 @@ def read_images(
         if len(pictures) == 1:
             yield view(pictures[0])[None]
             return
-        views = mapped_ahead(view, pictures, at_once)
-        while portion := list(islice(views, at_once)):
-            yield stacked(portion)
+        yield from map(stacked, portions_ahead(view, pictures, at_once))
 
     return [name for name, _ in pictures], portions()
 

@@ -213,14 +213,12 @@ class Spread:
     @cached_property
     def _shares(self) -> list[Passes]:
         """The samples in nearly equal shares, one per device, or one per sample if there are fewer samples."""
-        shares, first = [], 0
-        for index, learner in enumerate(self.learners):
-            last = self.count * (index + 1) // len(self.learners)
-            if last > first:
-                some = {name: stack[first:last] for name, stack in self.samples.items()}
-                shares.append(Passes(learner, some, last - first))
-            first = last
-        return shares
+        shares = zip(self.learners, torch.arange(self.count).tensor_split(len(self.learners)), strict=True)
+        return [
+            Passes(learner, {name: stack[some] for name, stack in self.samples.items()}, len(some))
+            for learner, some in shares
+            if len(some)
+        ]
 
 
 def filled_up(images: int) -> int:

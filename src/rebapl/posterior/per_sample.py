@@ -10,16 +10,16 @@ call: each layer then sees the images of the whole group as one batch.
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rebapl.backbones import Layer, States
-from rebapl.errors import UserError, first_line
+from rebapl.errors import UserError, warn_slower
+from rebapl.learnable import call_at
 from rebapl.learners import Learner
 
 MAPPED_BYTES = 512 * 2**20
@@ -43,39 +43,19 @@ def unstacked(stacks: Mapping[str, Tensor], count: int) -> list[Sample]:
     return [{name: stack[index] for name, stack in stacks.items()} for index in range(count)]
 
 
-class _Methods(nn.Module):
-    """Calls any method of a learner through `forward`, because `functional_call` can call only `forward`."""
-
-    def __init__(self, learner: Learner) -> None:
-        super().__init__()
-        self.learner = learner
-
-    def forward(self, method: str, *arguments: Any) -> Any:
-        return getattr(self.learner, method)(*arguments)
-
-
-def call_at(learner: Learner, sample: Sample, method: str, *arguments: Any) -> Any:
-    """`learner.method(*arguments)` with the sample's values in the place of the learner's parameters.
-
-    The parameters are replaced during the call, so threads must not share a learner; each takes a `Learner.twin`.
-    """
-    parameters = {f"learner.{name}": tensor for name, tensor in sample.items()}
-    return torch.func.functional_call(_Methods(learner), parameters, (method, *arguments))
-
-
 def encode_classes(learner: Learner, samples: Sequence[Sample]) -> list[Classes]:
     """The result of `Learner.encode_classes` at each sample.
 
     (One mapped call for all samples was tried: mapping the many small operations costs more than repeating them.)
     """
-    return [call_at(learner, sample, "encode_classes") for sample in samples]
+    return [call_at(learner, sample, lambda learner: learner.encode_classes()) for sample in samples]
 
 
 def points_at(
     learner: Learner, sample: Sample, frozen: Any, classes: Classes, spaces: Sequence[str]
 ) -> dict[str, Tensor]:
     """The points (n, d) of a sample in the named feature spaces; `frozen` is the result of `Learner.frozen`."""
-    output = call_at(learner, sample, "respond", frozen, classes)
+    output = call_at(learner, sample, lambda learner: learner.respond(frozen, classes))
     return {space: output.cloud(space) for space in spaces}
 
 
@@ -169,12 +149,7 @@ class AtSamples:
             raise
         except Exception as error:  # torch raises many kinds of errors here; one with another cause is raised again
             self.mappable = False
-            warnings.warn(
-                "several samples cannot go into one call and are taken one after the other, which is slower "
-                f"({first_line(error)})",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+            warn_slower("several samples cannot go into one call and are taken one after the other", error)
             return None
         self.calls += -(-len(self.samples) // together)
         return points

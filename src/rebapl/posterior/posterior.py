@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from rebapl.posterior.conformal import Conformal, choose_conformal
 from rebapl.posterior.fitting import PRIOR, EarlierWeights, choose_threshold, stacking_weights
 from rebapl.posterior.images import Images, read_images
 from rebapl.posterior.outside import FEATURE_SCORES, RATE, Bank, check_outside, choose_outside, logit_scores
-from rebapl.posterior.passes import CHUNK, Finish, Passes, Spread, in_order
+from rebapl.posterior.passes import CHUNK, Finish, Label, Passes, Spread, in_order
 from rebapl.posterior.prediction import Average, Outside, Prediction, Threshold, averaged, check_average
 from rebapl.posterior.selective import CONFIDENCE, check_promise
 from rebapl.posterior.storage import CHOICES, about_learner, check_weights
@@ -36,8 +36,6 @@ from rebapl.posterior.temperature import PRIOR as TEMPERATURE_PRIOR
 from rebapl.posterior.temperature import Temperature, fit_temperature, text_factor
 from rebapl.posterior.views import mean_over_views, several_views
 from rebapl.wording import number_of
-
-Label = TypeVar("Label")
 
 Views = Tensor | Iterable[Tensor]
 """Test-time views, uint8 (N, 3, H, W), or portions of them, of which only one is in memory at a time."""
@@ -127,26 +125,16 @@ class Posterior:
         uniform = torch.full((len(samples),), 1 / len(samples))
         return cls(learner, stacked, uniform, {**about_learner(learner), **(about or {})})
 
-    def push_to_hub(
-        self,
-        repository: str,
-        *,
-        private: bool = False,
-        licence: str | None = None,
-        backbone: str | None = None,
-        scores: Mapping[str, Mapping[str, Any]] | None = None,
-        facts: Mapping[str, object] | None = None,
-    ) -> str:
+    def push_to_hub(self, repository: str, *, private: bool = False, **card: Any) -> str:
         """Upload it to a repository of the Hugging Face hub, such as `"somebody/digits"`, with a model card.
 
         The repository is made if it does not exist, and the commit is returned:
-        `load_posterior("hf://somebody/digits@COMMIT")` reads exactly these files. `scores` is the result of
-        `evaluate`, and `facts` are further rows for the card's table. The backbone is not uploaded. If it was loaded
-        from a folder, give its hub id as `backbone`.
+        `load_posterior("hf://somebody/digits@COMMIT")` reads exactly these files. `card` may have your `licence`, the
+        `scores` that `evaluate` returned, and `facts`, further rows for the card's table. The backbone is not uploaded.
+        If it was loaded from a folder, give its hub id as `backbone`.
         """
         from rebapl.posterior.hub import upload, write_for_hub
 
-        card: dict[str, Any] = {"licence": licence, "backbone": backbone, "scores": scores, "facts": facts}
         with tempfile.TemporaryDirectory() as temporary:
             return upload(write_for_hub(self, Path(temporary) / "posterior", repository, **card), repository, private)
 
@@ -255,8 +243,7 @@ class Posterior:
     def sample(self, index: int) -> Posterior:
         """One of the samples as a posterior of its own."""
         alone = {name: stack[index : index + 1] for name, stack in self.samples.items()}
-        plain = replace(self, earlier_weights=(), **NOTHING_CHOSEN)
-        return replace(plain, samples=alone, weights=torch.ones(1))
+        return replace(self, samples=alone, weights=torch.ones(1), earlier_weights=(), **NOTHING_CHOSEN)
 
     def sample_logits(self, views: Views) -> Tensor:
         """Logits (S, N, C) of every sample for test-time views."""

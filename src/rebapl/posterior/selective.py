@@ -89,6 +89,12 @@ def expected_risk(wrong: int, answered: int) -> float:
     return (wrong + 1) / (answered + 1)
 
 
+def check_labels(labels: Tensor, images: int) -> None:
+    """Refuse labels (N,) of held-out images that are not one for each of these images, or none at all."""
+    if len(labels) != images or images == 0:
+        raise UserError(f"{len(labels)} labels for {images} images: one label per image is needed, and at least one")
+
+
 def check_risk(risk: float, confidence: float) -> None:
     """Refuse a risk or a confidence that is out of range."""
     if not 0 <= risk < 1:

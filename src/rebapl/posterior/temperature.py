@@ -43,6 +43,7 @@ from torch import Tensor
 from rebapl.errors import UserError
 from rebapl.learners import Learner
 from rebapl.posterior.per_sample import encode_classes, unstacked
+from rebapl.posterior.selective import check_labels
 from rebapl.wording import number_of
 
 RANGE = (0.05, 20.0)
@@ -91,10 +92,7 @@ def fit_temperature(probabilities: Tensor, labels: Tensor, prior: float = 0.0) -
     >>> round(fit_temperature(sure, torch.tensor([0, 0, 0, 1]), prior=4), 2)
     1.23
     """
-    if len(labels) == 0 or len(labels) != len(probabilities):
-        raise UserError(
-            f"{len(labels)} labels for {len(probabilities)} images: one label per image is needed, and at least one"
-        )
+    check_labels(labels, len(probabilities))
     if not 0 <= prior < math.inf:
         raise UserError(f"prior = {prior}: how strongly the temperature is held near 1 is a number, at least 0")
     logs, prior_per_image = _logs(probabilities), prior / len(labels)

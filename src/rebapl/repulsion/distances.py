@@ -49,20 +49,24 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:
         return (norms - 2 * x @ y.mT).clamp(min=0)
 
 
+def median_of_pairs(cloud: Tensor) -> Tensor:
+    """The median of the squared distances between different points of a cloud (m, d); shape (), 0 for one point."""
+    i, j = torch.triu_indices(len(cloud), len(cloud), offset=1, device=cloud.device)
+    return squared_distances(cloud, cloud)[i, j].median() if len(cloud) > 1 else cloud.new_zeros(())
+
+
 def median_squared_distance(cloud: Tensor) -> Tensor:
-    """The median of the squared distances between different points of a cloud (m, d); shape ().
+    """The `median_of_pairs` of a stored cloud (m, d).
 
     It is an error if it is zero, because a kernel's width or a regularisation in its units would be zero too.
     """
-    m = cloud.shape[0]
-    i, j = torch.triu_indices(m, m, offset=1, device=cloud.device)
-    pairs = squared_distances(cloud, cloud)[i, j]
-    if m < 2 or not pairs.median() > 0:
+    median = median_of_pairs(cloud)
+    if not median > 0:
         raise UserError(
-            f"the median distance between the {m} stored points is not a positive number, so it cannot set a "
+            f"the median distance between the {len(cloud)} stored points is not a positive number, so it cannot set a "
             "length scale; give one yourself (for mmd: bandwidth=...), or take the distance 'paired', as for weights"
         )
-    return pairs.median()
+    return median
 
 
 @dataclass(frozen=True)

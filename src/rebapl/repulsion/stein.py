@@ -14,16 +14,12 @@ import math
 import torch
 from torch import Tensor
 
-from rebapl.repulsion.distances import squared_distances
+from rebapl.repulsion.distances import median_of_pairs, squared_distances
 
 
 def median_bandwidth(points: Tensor) -> Tensor:
     """h for particles (P, d), by the median rule; 1 if all of them coincide or if there is only one."""
-    particles = len(points)
-    i, j = torch.triu_indices(particles, particles, offset=1, device=points.device)
-    if particles < 2:
-        return points.new_ones(())
-    h = squared_distances(points, points)[i, j].median() / math.log(particles + 1)
+    h = median_of_pairs(points) / math.log(len(points) + 1)
     return torch.where(h > 0, h, 1)
 
 

@@ -36,7 +36,8 @@ from rebapl.sampling.loop import Drawing, Loop, Sample, cpu_copy
 from rebapl.sampling.objective import PORTION, Batch, Gradients, Objective, ReferencePool, evaluating
 from rebapl.sampling.schedule import build_schedule
 from rebapl.sampling.settings import Cold, Repelling, Warm
-from rebapl.sampling.summary import build_summary
+from rebapl.sampling.summary import EpochAverage, Summary
+from rebapl.sampling.swag import GaussianPath
 
 COMPILED_FROM = 10_000
 """The least number of steps of a run whose layers are compiled. Compiling costs some ten seconds and saves one or two
@@ -90,7 +91,11 @@ class Chain(Loop):
             self.reference = ReferencePool(self.learner, space, images, settings.images, example, settings.rows)
             first = self._repulsion(settings, self.reference, anchor)
             self.repulsions = [first, *(first.beside() for _ in range(inference.chains - 1))]
-        self.summary = build_summary(inference, self.steps_per_epoch, self.generators["chain/sampler"])
+        self.summary = Summary()
+        if inference.averaging is not None:
+            self.summary = EpochAverage(inference.averaging, inference.epochs, self.steps_per_epoch)
+        elif inference.swag is not None:
+            self.summary = GaussianPath(inference.swag.samples, self.generators["chain/sampler"])
         captures = accelerated(self.device) if self.capture is None else self.capture
         self.capturing = Capturing([self.generators["chain/learner"]]) if captures else None
         pays = accelerated(self.device) and self.steps_in_all >= COMPILED_FROM
@@ -281,7 +286,7 @@ class Chain(Loop):
         return {
             "parameters": self.parameters,
             "repulsions": [force.state_dict(memory=chain == 0) for chain, force in enumerate(self.repulsions)],
-            "summary": self.summary.state_dict(),
+            "summary": self.summary.state,
             "ends": {str(chain): end for chain, end in self._ends.items()},
             "stopped": self.stopped,
             "predictions": self._predictions,
@@ -293,7 +298,7 @@ class Chain(Loop):
             repulsion.load_state_dict(saved)
         if self.capturing is not None:
             self.capturing.forget()
-        self.summary.load_state_dict(tree_map(lambda leaf: leaf.to(self.device), state["summary"]))
+        self.summary.state = tree_map(lambda leaf: leaf.to(self.device), state["summary"])
         self._ends = {int(chain): end for chain, end in state["ends"].items()}
         self.stopped = state["stopped"]
         self._predictions = list(state["predictions"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -42,17 +43,14 @@ class Gradients(NamedTuple):
     state: dict[str, Tensor]
 
 
+@dataclass(frozen=True)
 class Objective:
     """The objective of a learner. If batches come as random choices, `draw` makes images and labels from them."""
 
-    def __init__(
-        self,
-        learner: Learnable[Any],
-        parameters: list[Tensor],
-        pool: ReferencePool | None = None,
-        draw: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
-    ) -> None:
-        self.learner, self.parameters, self.pool, self.draw = learner, parameters, pool, draw
+    learner: Learnable[Any]
+    parameters: list[Tensor]
+    pool: ReferencePool | None = None
+    draw: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
 
     def gradients(
         self,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import torch
@@ -41,8 +41,8 @@ class Rule(torch.optim.Optimizer):
     """Base of the step rules: the gradient with the prior's pull, and the noise that mini-batches bring by themselves.
 
     The `settings` and their defaults are those of the sampler's settings class: `temperature`, `weight_decay`,
-    `prior_std`, `gradient_noise`, `mass_matrix`, and for `SGHMC` also `momentum` and `integrator`. `center` may also be
-    one tensor per parameter. Noise is drawn from `generator`, or from torch's global stream.
+    `prior_std`, `center`, `gradient_noise`, `mass_matrix`, and for `SGHMC` also `momentum` and `integrator`. Noise is
+    drawn from `generator`, or from torch's global stream.
 
     `gradient_noise` is None (gradient noise is ignored), a constant γ̂, or "estimate". The estimate V̂ of each coordinate
     is a running mean of ½(g_t − g_{t−1})², the variance of the mini-batch mean gradient. It uses differences of
@@ -65,7 +65,6 @@ class Rule(torch.optim.Optimizer):
         lr: float | Tensor,
         *,
         num_data: int,
-        center: str | Sequence[Tensor] | None = None,
         generator: torch.Generator | None = None,
         **settings: Any,
     ) -> None:
@@ -75,12 +74,11 @@ class Rule(torch.optim.Optimizer):
         self._clamped: Tensor | None = None
         self._clamped_before: Tensor | None = None  # … and up to the last call of `acceptance`
         fields = self.settings.model_fields
-        own = {name: fields[name].default for name in fields if name not in ("lr", "center", *SCHEDULED)}
+        own = {name: fields[name].default for name in fields if name not in ("lr", *SCHEDULED)}
         for name in settings:
             if name not in own:
                 raise unknown(f"setting of {type(self).__name__}", name, own)
-        super().__init__(params, {**own, **settings, "lr": lr, "num_data": num_data, "center": center})
-        self.defaults["center"] = None if not isinstance(center, str) else center
+        super().__init__(params, {**own, **settings, "lr": lr, "num_data": num_data})
 
     def __getstate__(self) -> dict[str, Any]:
         own = {name: getattr(self, name) for name in ("generator", "_warned", "_clamped", "_clamped_before")}
@@ -90,7 +88,7 @@ class Rule(torch.optim.Optimizer):
         """Add a group. Values that the sampler's settings refuse are refused, except for a temperature of 0."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        values = {name: group[name] for name in self.settings.model_fields if name in group and name != "center"}
+        values = {name: group[name] for name in self.settings.model_fields if name in group}
         allowed = {
             "lr": 0.0 if isinstance(group["lr"], Tensor) else group["lr"],  # reading a tensor would wait for the device
             "temperature": group["temperature"] or 1.0,
@@ -105,23 +103,8 @@ class Rule(torch.optim.Optimizer):
                     f"a parameter of shape {tuple(p.shape)} is {p.dtype}, too coarse to take small steps in: keep the "
                     "learned parameters in float32 (the frozen model may stay as it is)"
                 )
-        self._set_center(group)
-
-    def _set_center(self, group: dict[str, Any]) -> None:
-        center = group["center"]
-        if center is None:
-            return
-        if isinstance(center, str):
-            if center != "init":
-                raise UserError(f"center is '{center}'; accepted: None (zero), 'init', or one tensor per parameter")
-            centers = [p.detach().clone() for p in group["params"]]
-        else:
-            centers = [x.detach().clone() for x in center]
-            if [x.shape for x in centers] != [p.shape for p in group["params"]]:
-                raise UserError("center must have one tensor per parameter, of the parameter's shape")
-            group["center"] = "given"
-        for p, x in zip(group["params"], centers, strict=True):
-            self.state[p]["center"] = x.to(p)
+            if group["center"] is not None:
+                self.state[p]["center"] = p.detach().clone()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -7,51 +7,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rebapl.sampling.schedule import CyclicalSchedule
-from rebapl.sampling.settings import Averaging, Inference
-from rebapl.sampling.swag import GaussianPath
+from rebapl.sampling.settings import Averaging
 
 Parameters = Mapping[str, Tensor]
 
 
-class Summary(Protocol):
-    """The rule that makes the samples of a cycle from its path."""
+class Summary:
+    """The rule that makes the samples of a cycle from its path; here they are the parameters at the marks, as they are.
+
+    `state` is what was noted in this cycle so far.
+    """
+
+    def __init__(self) -> None:
+        self.restart()
 
     def restart(self) -> None:
         """Begin a cycle."""
+        self.state: dict[str, Any] = {}
 
     def samples_after(self, parameters: Parameters, schedule: CyclicalSchedule) -> list[Parameters]:
         """Note the parameters after an iteration, and return the samples that are to be stored now.
 
         `schedule` describes this iteration: its `step` has been called.
         """
-
-    def state_dict(self) -> dict[str, Any]:
-        """What was noted in this cycle so far."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict`."""
-
-
-class AtMarks:
-    """The parameters at the marks of the schedule, as they are."""
-
-    def restart(self) -> None:
-        """Nothing is noted."""
-
-    def samples_after(self, parameters: Parameters, schedule: CyclicalSchedule) -> list[Parameters]:
         return [parameters] if schedule.at_sample else []
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing was noted."""
 
 
 def epoch_weights(epochs: int, mean: float, std: float) -> list[float]:
@@ -64,16 +49,13 @@ def epoch_weights(epochs: int, mean: float, std: float) -> list[float]:
     return [w / sum(raw) for w in raw]
 
 
-class EpochAverage:
+class EpochAverage(Summary):
     """Σ_e w_e·θ_e over one cycle, with θ_e the parameters at the end of epoch e (PromptSRC, Khattak et al. 2023)."""
 
     def __init__(self, averaging: Averaging, epochs: int, steps_per_epoch: int) -> None:
+        super().__init__()
         self.weights = epoch_weights(epochs, averaging.mean, averaging.std)
         self.steps_per_epoch = steps_per_epoch
-        self.sums: dict[str, Tensor] = {}
-
-    def restart(self) -> None:
-        self.sums = {}
 
     @torch.no_grad()
     def samples_after(self, parameters: Parameters, schedule: CyclicalSchedule) -> list[Parameters]:
@@ -82,18 +64,5 @@ class EpochAverage:
             weight = self.weights[(epochs - 1) % len(self.weights)]
             for name, value in parameters.items():
                 term = value.detach().float() * weight
-                self.sums[name] = self.sums[name] + term if name in self.sums else term
-        return [self.sums] if schedule.at_cycle_end else []
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"sums": self.sums}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.sums = state["sums"]
-
-
-def build_summary(inference: Inference, steps_per_epoch: int, generator: torch.Generator) -> Summary:
-    """The rule that the settings ask for. A Gaussian is drawn from with the `generator`."""
-    if inference.averaging is not None:
-        return EpochAverage(inference.averaging, inference.epochs, steps_per_epoch)
-    return AtMarks() if inference.swag is None else GaussianPath(inference.swag.samples, generator)
+                self.state[name] = self.state[name] + term if name in self.state else term
+        return [self.state] if schedule.at_cycle_end else []

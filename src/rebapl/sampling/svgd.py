@@ -20,11 +20,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 
 from rebapl.errors import UserError
-from rebapl.learnable import Learnable, shared_names
+from rebapl.learnable import call_at, shared_names
 from rebapl.repulsion import kick, stein_direction, weights
 from rebapl.repulsion.parameters import total_norm
 from rebapl.sampling.diagnostics import finite
@@ -56,7 +55,6 @@ class SVGD(Loop):
             raise UserError(f"the sampler is '{self.inference.sampler.kind}': run it with Chain, not with SVGD")
         self.settings = settings = self.inference.sampler
         self.decay = prior_decay(settings.weight_decay, settings.prior_std, self.num_data)
-        self._module = _WithLoss(self.learner)
         shared = shared_names(self.learner, self.parameters)
         if len(shared) == len(self.parameters):
             raise UserError("this learner shares all its parameters: there is nothing in which particles could differ")
@@ -90,8 +88,8 @@ class SVGD(Loop):
         self._check_size(now, (images, labels))
         losses, gradients, gradients_of_shared = [], [], []
         for particle in self.particles:
-            values = {f"learner.{name}": p for name, p in {**particle, **self.shared}.items()}
-            loss = functional_call(self._module, values, (images, labels))
+            values = {**particle, **self.shared}
+            loss = call_at(self.learner, values, lambda learner: learner.loss(learner(images), labels))
             grads = torch.autograd.grad(loss, [*particle.values(), *self.shared.values()], materialize_grads=True)
             gradients.append(weights(grads[: len(particle)]) + self.decay * weights(particle.values()))
             gradients_of_shared.append(grads[len(particle) :])
@@ -130,14 +128,3 @@ class SVGD(Loop):
         for tensors, saved in zip((*self.particles, self.shared), (*state["particles"], state["shared"]), strict=True):
             for name, p in tensors.items():
                 p.copy_(saved[name])
-
-
-class _WithLoss(nn.Module):
-    """A module whose forward pass is the mean loss, so that `functional_call` sets the parameters for all of it."""
-
-    def __init__(self, learner: Learnable[Any]) -> None:
-        super().__init__()
-        self.learner: Any = learner  # a module, so its parameters are also parameters of this module
-
-    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-        return self.learner.loss(self.learner(images), labels)

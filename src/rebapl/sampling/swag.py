@@ -14,16 +14,15 @@ loses no digits.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from rebapl.sampling.schedule import CyclicalSchedule
+from rebapl.sampling.summary import Parameters, Summary
 
 
-class GaussianPath:
+class GaussianPath(Summary):
     """The Gaussian that is fitted to the snapshots of a cycle so far, and `samples` draws from it at the cycle's end.
 
     The marks of the schedule are its snapshots.
@@ -31,21 +30,19 @@ class GaussianPath:
     >>> path = GaussianPath(samples=3, generator=torch.Generator())
     >>> for value in (1.0, 3.0):
     ...     path.add({"theta": torch.tensor([value])})
-    >>> path.mean["theta"], path.squares["theta"] / path.count
+    >>> path.state["mean"]["theta"], path.state["squares"]["theta"] / path.count
     (tensor([2.]), tensor([1.]))
     """
 
     def __init__(self, samples: int, generator: torch.Generator) -> None:
+        super().__init__()
         self.samples, self.generator = samples, generator
-        self.restart()
 
     def restart(self) -> None:
         """Forget all snapshots."""
-        self.mean: dict[str, Tensor] = {}
-        self.squares: dict[str, Tensor] = {}
-        self.deviations: list[dict[str, Tensor]] = []
+        self.state = {"mean": {}, "squares": {}, "deviations": []}
 
-    def samples_after(self, parameters: Mapping[str, Tensor], schedule: CyclicalSchedule) -> list[Mapping[str, Tensor]]:
+    def samples_after(self, parameters: Parameters, schedule: CyclicalSchedule) -> list[Parameters]:
         """Add a snapshot at a mark, and return the draws at the end of a cycle."""
         if schedule.at_sample:
             self.add(parameters)
@@ -54,34 +51,27 @@ class GaussianPath:
     @property
     def count(self) -> int:
         """The number of snapshots added so far."""
-        return len(self.deviations)
+        return len(self.state["deviations"])
 
     @torch.no_grad()
-    def add(self, parameters: Mapping[str, Tensor]) -> None:
+    def add(self, parameters: Parameters) -> None:
         """Add a snapshot θ_i, name → tensor."""
-        deviations = {}
+        means, squares, deviations = self.state["mean"], self.state["squares"], {}
         for name, value in parameters.items():
-            before = self.mean.get(name, torch.zeros_like(value))
-            self.mean[name] = before + (value - before) / (self.count + 1)
-            deviations[name] = value - self.mean[name]
-            self.squares[name] = self.squares.get(name, 0) + (value - before) * deviations[name]
-        self.deviations.append(deviations)
+            before = means.get(name, torch.zeros_like(value))
+            means[name] = before + (value - before) / (self.count + 1)
+            deviations[name] = value - means[name]
+            squares[name] = squares.get(name, 0) + (value - before) * deviations[name]
+        self.state["deviations"].append(deviations)
 
     def draw(self) -> dict[str, Tensor]:
         """A sample from the Gaussian. With a single snapshot, it is that snapshot."""
-        like, generator = next(iter(self.mean.values())), self.generator
-        z2 = torch.randn(self.count, generator=generator, device=generator.device).to(like)
+        means, generator = self.state["mean"], self.generator
+        z2 = torch.randn(self.count, generator=generator, device=generator.device).to(next(iter(means.values())))
         theta = {}
-        for name, mean in self.mean.items():
+        for name, mean in means.items():
             z1 = torch.randn(mean.shape, generator=generator, device=generator.device).to(mean)
-            deviations = torch.stack([snapshot[name] for snapshot in self.deviations], -1)
-            diagonal, low_rank = (self.squares[name] / self.count).sqrt() * z1, deviations @ z2
+            deviations = torch.stack([snapshot[name] for snapshot in self.state["deviations"]], -1)
+            diagonal, low_rank = (self.state["squares"][name] / self.count).sqrt() * z1, deviations @ z2
             theta[name] = mean + (diagonal + low_rank / math.sqrt(max(1, self.count - 1))) / math.sqrt(2)
         return theta
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"mean": self.mean, "squares": self.squares, "deviations": self.deviations}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict`."""
-        self.mean, self.squares, self.deviations = state["mean"], state["squares"], state["deviations"]

@@ -1,7 +1,7 @@
 """A training that can be interrupted: it writes checkpoints and a log, and a later process goes on from them.
 
 A checkpoint holds nested tensors and plain values in one safetensors file, and is never a pickle. Its metadata hold the
-outline of the nested state, and a checksum of the outline and the tensors.
+outline of the nested state (its structure and the plain values), and a checksum of the outline and the tensors.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten, treespec_dumps, treespec_loads
 
 from rebapl.errors import UserError
 from rebapl.files import refuse_special, write_atomically
@@ -53,8 +54,14 @@ def save_checkpoint(state: Any, path: Path, previous: Path | None = None) -> Non
 
     If `previous` is given, the old file at `path` is renamed to it.
     """
-    tensors: dict[str, Tensor] = {}
-    outline = json.dumps(_outline(state, tensors))
+    leaves, structure = tree_flatten(state)
+    tensors = {
+        str(number): leaf.detach().cpu().clone().contiguous()
+        for number, leaf in enumerate(leaves)
+        if isinstance(leaf, Tensor)
+    }
+    plain = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    outline = json.dumps([treespec_dumps(structure), plain], default=_refuse)
     metadata = {"outline": outline, "sha256": _checksum(outline, tensors)}
     write_atomically(path, save(tensors, metadata), previous)
 
@@ -68,7 +75,9 @@ def load_checkpoint(path: Path) -> Any:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
         if metadata["sha256"] != _checksum(metadata["outline"], tensors):
             raise ValueError("its checksum differs")
-        return _filled(json.loads(metadata["outline"]), tensors)
+        structure, plain = json.loads(metadata["outline"])
+        leaves = [tensors.get(str(number), value) for number, value in enumerate(plain)]
+        return tree_unflatten(leaves, treespec_loads(structure))
     except (*_UNFIT, OSError, SafetensorError) as error:
         raise UserError(f"{path} is damaged ({error}): delete it to begin this run anew") from error
 
@@ -77,31 +86,8 @@ def _checksum(outline: str, tensors: dict[str, Tensor]) -> str:
     return hashlib.sha256(outline.encode() + save(tensors)).hexdigest()
 
 
-def _outline(value: Any, tensors: dict[str, Tensor]) -> Any:
-    if isinstance(value, Tensor):
-        name = str(len(tensors))
-        tensors[name] = value.detach().cpu().clone().contiguous()
-        return {"tensor": name}
-    if isinstance(value, dict):
-        return {"dict": [[key, _outline(item, tensors)] for key, item in value.items()]}
-    if isinstance(value, list | tuple):
-        kind = "list" if isinstance(value, list) else "tuple"
-        return {kind: [_outline(item, tensors) for item in value]}
-    if value is None or isinstance(value, bool | int | float | str):
-        return {"value": value}
+def _refuse(value: object) -> NoReturn:
     raise TypeError(f"a checkpoint cannot hold a {type(value).__name__}")
-
-
-def _filled(outline: Any, tensors: dict[str, Tensor]) -> Any:
-    ((kind, content),) = outline.items()
-    if kind == "tensor":
-        return tensors[content]
-    if kind == "dict":
-        return {key: _filled(item, tensors) for key, item in content}
-    if kind in ("list", "tuple"):
-        items = [_filled(item, tensors) for item in content]
-        return items if kind == "list" else tuple(items)
-    return content
 
 
 class ForeignCheckpointError(UserError):

@@ -20,7 +20,7 @@ from rebapl.backbones.features import features_of
 from rebapl.data.batches import FeatureBatches, LabelledImages, TrainBatches
 from rebapl.data.dataset import Dataset
 from rebapl.data.images import ImageLike
-from rebapl.data.own_images import dataset_of
+from rebapl.data.own_images import TEMPLATE, dataset_of
 from rebapl.data.task import Task, load_task, task_of
 from rebapl.errors import UserError
 from rebapl.learnable import Conjugate
@@ -32,7 +32,7 @@ from rebapl.sampling import LOOPS, Inference, Loop
 from rebapl.sampling.loop import cpu_copy
 from rebapl.training.checkpoint import Progress, ResumableLoop
 from rebapl.training.log import Tracker, Trackers
-from rebapl.training.resolution import ResolvedTraining, default_backbone, resolve_training, with_inference
+from rebapl.training.resolution import ResolvedTraining, default_backbone, resolve_training
 
 
 class Training:
@@ -66,16 +66,17 @@ class Training:
             "seed": seed,
             "data": task.dataset.name,
         }
+        self.seed = seed
         self.loop: Loop | None = None
         self.drawn: list[dict[str, Tensor]] = [{}]
-        self.images = ""
-        begin, data, examples = time.monotonic(), LabelledImages(task.dataset, task.train.items), None
         if task.dataset.features is not None:
             check_features(self.learner, task.dataset.features)
             check_views(resolved.views, pixels=False)
+        data, examples = LabelledImages(task.dataset, task.train.items), None
+        # First, because it may decode the images, which are then at hand.
+        self.images = "" if resolved.inference is None else data.fingerprint()
+        begin = time.monotonic()
         if self.learner.learns_from_features or task.dataset.features is not None:
-            if resolved.inference is not None:
-                self.images = data.fingerprint()  # first, because it may decode the images, which are then at hand
             of_images = features_of(encoder, data).to(encoder.device)
             data.forget()
             examples = self.learner.see(of_images, data.labels.to(encoder.device))
@@ -89,9 +90,57 @@ class Training:
             if examples is None:
                 batches = TrainBatches(data, encoder.preprocessing, size, resolved.crop_scale, seed, encoder.device)
             else:
-                batches = FeatureBatches(*examples, size, seed, self.images)
-            self.loop = _build_loop(task, data, batches, encoder, self.learner, resolved.inference, seed)
-            self.images = batches.fingerprint
+                batches = FeatureBatches(*examples, size, seed)
+            self.loop = self._build_loop(task, data, batches, resolved.inference)
+
+    def _build_loop(
+        self, task: Task, data: LabelledImages, batches: TrainBatches | FeatureBatches, inference: Inference
+    ) -> Loop:
+        """The loop of this training.
+
+        If samples repel each other, the frozen model's features on the pool set the scale of the repulsion, if the
+        frozen model has features in that space. If cycles are adaptive, the loop gets the validation images.
+        """
+        inference = inference.changed(batch=batches.batch)  # smaller than requested if there are fewer images than that
+        learner, preprocessing = self.learner.train(), self.learner.encoder.preprocessing
+        pool, anchor, held_out = self._pool(data, batches, inference), None, None
+        repulsion = inference.repulsion
+        if repulsion is not None and repulsion.potential.scale is None:
+            space = repulsion.space or learner.repels_in
+            anchor = None if space is None else learner.frozen_cloud(space, pool)
+        if inference.adaptive is not None:
+            images = LabelledImages(task.dataset, task.val.items)
+            held_out = preprocessing.normalize(images.views(preprocessing)), images.labels
+        return LOOPS[inference.sampler.kind](
+            learner,
+            inference,
+            batches,
+            num_data=len(batches.labels),
+            steps_per_epoch=batches.steps_per_epoch,
+            seed=self.seed,
+            reference=pool,
+            anchor=anchor,
+            held_out=held_out,
+        )
+
+    def _pool(
+        self, data: LabelledImages, batches: TrainBatches | FeatureBatches, inference: Inference
+    ) -> Tensor | None:
+        """The pool of training images on which samples are compared, in random order; None if no images are compared.
+
+        For a head, the pool holds the features of these images.
+        """
+        size, encoder = inference.pool_size, self.learner.encoder
+        if size == 0:
+            return None
+        if inference.pool_view == "augmented":
+            steps = min(math.ceil(size / batches.batch), batches.steps_per_epoch)
+            return torch.cat([batches(step)[0] for step in range(steps)])[:size]
+        order = torch.randperm(len(data), generator=generator(self.seed, "reference")).tolist()
+        if isinstance(batches, FeatureBatches):
+            return batches.features[order[:size]]
+        views = data.views(encoder.preprocessing, order[:size])
+        return encoder.preprocessing.normalize(views).to(encoder.device)
 
     def run(
         self,
@@ -180,19 +229,21 @@ def fit(
     encoder = load_backbone(encoder) if isinstance(encoder, str) else encoder
     seed = task.seed if seed is None else seed
     learner = method if isinstance(method, Learner) else None
-    if learner is not None:
-        resolved = _of_learner(learner, inference, task, epochs, method_settings, inference_settings)
-    else:
-        resolved = resolve_training(
-            str(method),
-            inference,
-            protocol=task.protocol,
-            data=task.dataset.catalogue_name,
-            shots=task.shots,
-            epochs=epochs,
-            method_settings=method_settings,
-            inference_settings=inference_settings,
+    if learner is not None and list(learner.class_names) != list(task.train.class_names):
+        raise UserError(
+            f"the learner is bound to {len(learner.class_names)} class names, and the task trains on "
+            f"{len(task.train.class_names)} others: give learner.bind(task.train.class_names, task.dataset.template)"
         )
+    resolved = resolve_training(
+        method,
+        inference,
+        protocol=task.protocol,
+        data=task.dataset.catalogue_name,
+        shots=task.shots,
+        epochs=epochs,
+        method_settings=method_settings,
+        inference_settings=inference_settings,
+    )
     training = Training(task, encoder, resolved, seed, learner)
     path = None if checkpoint is None else Path(checkpoint)
     trackers = None if tracker is None else Trackers({type(tracker).__name__: tracker})
@@ -234,95 +285,4 @@ def _task(
         )
     if labels is None or class_names is None:
         raise UserError("images were given: give labels=[…], a number for each image, and class_names=[…] as well")
-    template_of_images = {} if template is None else {"template": template}
-    return task_of(dataset_of(source, labels, class_names, **template_of_images), seed)
-
-
-def _of_learner(
-    learner: Learner[Any],
-    inference: str | Inference | None,
-    task: Task,
-    epochs: int | None,
-    method_settings: Mapping[str, Any] | None,
-    inference_settings: Mapping[str, Any] | None,
-) -> ResolvedTraining:
-    """The settings of the training of an existing learner: the learner's own, and an inference for its recipe."""
-    if method_settings:
-        raise UserError("a learner given as an object has its settings already: leave method_settings out")
-    if list(learner.class_names) != list(task.train.class_names):
-        raise UserError(
-            f"the learner is bound to {len(learner.class_names)} class names, and the task trains on "
-            f"{len(task.train.class_names)} others: give learner.bind(task.train.class_names, task.dataset.template)"
-        )
-    method = learner.method or type(learner).__name__
-    return with_inference(
-        method,
-        learner.config,
-        learner.recipe,
-        learner.repels_per_image,
-        isinstance(learner, Conjugate),
-        inference,
-        epochs,
-        inference_settings,
-    )
-
-
-def _build_loop(
-    task: Task,
-    data: LabelledImages,
-    batches: TrainBatches | FeatureBatches,
-    encoder: DualEncoder,
-    learner: Learner[Any],
-    inference: Inference,
-    seed: int,
-) -> Loop:
-    """The loop of a training.
-
-    If samples repel each other, the frozen model's features on the pool set the scale of the repulsion, if the frozen
-    model has features in that space. If cycles are adaptive, the loop gets the validation images.
-    """
-    inference = inference.changed(batch=batches.batch)  # smaller than requested if there are fewer images than that
-    learner.train()
-    pool, anchor, held_out = _pool(data, batches, encoder, inference, seed), None, None
-    repulsion = inference.repulsion
-    if repulsion is not None and repulsion.potential.scale is None:
-        space = repulsion.space or learner.repels_in
-        anchor = None if space is None else learner.frozen_cloud(space, pool)
-    if inference.adaptive is not None:
-        images = LabelledImages(task.dataset, task.val.items)
-        held_out = encoder.preprocessing.normalize(images.views(encoder.preprocessing)), images.labels
-    return LOOPS[inference.sampler.kind](
-        learner,
-        inference,
-        batches,
-        num_data=len(batches.labels),
-        steps_per_epoch=batches.steps_per_epoch,
-        seed=seed,
-        reference=pool,
-        anchor=anchor,
-        held_out=held_out,
-    )
-
-
-def _pool(
-    data: LabelledImages,
-    batches: TrainBatches | FeatureBatches,
-    encoder: DualEncoder,
-    inference: Inference,
-    seed: int,
-) -> Tensor | None:
-    """The pool of training images on which samples are compared, in random order; None if no images are compared.
-
-    For a head, the pool holds the features of these images.
-    """
-    size = inference.pool_size
-    if size == 0:
-        return None
-    if inference.pool_view == "augmented":
-        steps = min(math.ceil(size / batches.batch), batches.steps_per_epoch)
-        return torch.cat([batches(step)[0] for step in range(steps)])[:size]
-    order = torch.randperm(len(data), generator=generator(seed, "reference")).tolist()
-    if isinstance(batches, FeatureBatches):
-        return batches.features[order[:size]]
-    views = data.views(encoder.preprocessing, order[:size])
-    return encoder.preprocessing.normalize(views).to(encoder.device)
+    return task_of(dataset_of(source, labels, class_names, TEMPLATE if template is None else template), seed)

@@ -74,15 +74,12 @@ class Tracker(Protocol):
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Receive the row of `step`, counted from 0: loss, step size, temperatures … (the columns of `log.csv`)."""
-        ...
 
     def scores(self, values: Mapping[str, float]) -> None:
         """Receive the scores of a run, by names such as `novel/accuracy`."""
-        ...
 
     def close(self) -> None:
         """Finish: no more rows or scores will come."""
-        ...
 
 
 def track_rows(tracker: Tracker, rows: Sequence[Mapping[str, float]]) -> None:

@@ -19,7 +19,7 @@ from rebapl.data.embedded import EMBEDDED
 from rebapl.data.features import StoredFeatures, is_features
 from rebapl.errors import UserError
 from rebapl.learnable import Conjugate
-from rebapl.learners import METHODS, Recipe
+from rebapl.learners import METHODS, Learner, Recipe
 from rebapl.sampling import Inference
 from rebapl.sampling.presets import has_own_epochs, preset, preset_values
 from rebapl.sampling.settings import Laplace
@@ -92,7 +92,7 @@ def default_backbone(data: str | Dataset) -> str:
 
 
 def resolve_training(
-    method: str,
+    method: str | Learner[Any],
     inference: str | Inference | None,
     *,
     protocol: str,
@@ -105,9 +105,11 @@ def resolve_training(
     """Fill in all settings of a training.
 
     They are those published for this method, protocol and data set, and those of the preset. `method_settings` and
-    `inference_settings` replace some of them; these mappings may be nested or have dotted names. If `inference` is
+    `inference_settings` replace some of them; these mappings may be nested or have dotted names. A method that is given
+    as a learner keeps its own settings. An inference that is given as an object is used as it is. If `inference` is
     None, it is the one with which the method was published. `epochs` replaces the recipe's number, so that everything
-    that a preset derives from that number changes with it.
+    that a preset derives from that number changes with it. If the method takes no training steps, the inference must be
+    one that acts all the same: see `AtOnce`.
 
     >>> resolved = resolve_training("maple", "rebapl", protocol="base-to-novel", data="eurosat", epochs=2)
     >>> resolved.inference.sampler.lr, resolved.crop_scale
@@ -115,53 +117,38 @@ def resolve_training(
     >>> resolve_training("app", None, protocol="base-to-novel", data="dtd", shots=4).inference.samples
     4
     """
-    entry = METHODS.find(method)
-    published, recipe = entry.published(protocol, data, shots)
-    settings = entry.settings({**published, **(method_settings or {})})
-    per_image, conjugate = entry.learner.per_image(settings), issubclass(entry.learner, Conjugate)
-    return with_inference(method, settings, recipe, per_image, conjugate, inference, epochs, inference_settings)
-
-
-def with_inference(
-    method: str,
-    method_settings: Settings,
-    recipe: Recipe,
-    per_image: bool,
-    conjugate: bool,
-    inference: str | Inference | None,
-    epochs: int | None = None,
-    inference_settings: Mapping[str, Any] | None = None,
-) -> ResolvedTraining:
-    """Fill in the inference of a training, for a method whose settings and recipe are known.
-
-    `inference` is the name of a preset, which `epochs` and `inference_settings` may change, or an object, which is used
-    as it is. None is the recipe's own inference, with the recipe's settings for it. `per_image` is as in
-    `preset_values`. `conjugate` says whether the learner is `Conjugate`. If the method takes no training steps, the
-    inference must be one that acts all the same: see `AtOnce`.
-    """
+    if isinstance(method, Learner):
+        if method_settings:
+            raise UserError("a learner given as an object has its settings already: leave method_settings out")
+        name, own, recipe = method.method or type(method).__name__, method.config, method.recipe
+        per_image, conjugate = method.repels_per_image, isinstance(method, Conjugate)
+    else:
+        entry = METHODS.find(method)
+        published, recipe = entry.published(protocol, data, shots)
+        name, own = method, entry.settings({**published, **(method_settings or {})})
+        per_image, conjugate = entry.learner.per_image(own), issubclass(entry.learner, Conjugate)
     inference = recipe.inference if inference is None else inference
     if recipe.epochs == 0:
-        name, at_once = _at_once(method, recipe, conjugate, inference, epochs, inference_settings)
+        inference_name, at_once = _at_once(name, recipe, conjugate, inference, epochs, inference_settings)
         draws = None if at_once.laplace is None else at_once.laplace.samples
-        return ResolvedTraining(method, method_settings, name, None, recipe.crop_scale, draws, at_once.views)
+        return ResolvedTraining(name, own, inference_name, None, recipe.crop_scale, draws, at_once.views)
     if isinstance(inference, Inference):
         if inference_settings or epochs is not None:
             raise UserError("an inference given as an object has all its settings: change them there")
-        name, settings = CUSTOM, inference
-    else:
-        published = recipe.inference_settings if inference == recipe.inference else {}
-        changes = overlaid(nested(published), nested(inference_settings or {}))
-        if epochs is not None:
-            recipe = recipe.changed(epochs=epochs)
-            if recipe.epochs < 1:
-                refuse("epochs", f"is {epochs}: it must be at least 1")
-            if has_own_epochs(inference, method):
-                changes = {"epochs": epochs, **changes}
-        try:
-            name, settings = inference, preset(inference, recipe, method, per_image, **changes)
-        except SettingError as error:
-            raise error.below("inference") from None
-    return ResolvedTraining(method, method_settings, name, settings, recipe.crop_scale, views=settings.views)
+        return ResolvedTraining(name, own, CUSTOM, inference, recipe.crop_scale, views=inference.views)
+    of_recipe = recipe.inference_settings if inference == recipe.inference else {}
+    changes = overlaid(nested(of_recipe), nested(inference_settings or {}))
+    if epochs is not None:
+        recipe = recipe.changed(epochs=epochs)
+        if recipe.epochs < 1:
+            refuse("epochs", f"is {epochs}: it must be at least 1")
+        if has_own_epochs(inference, name):
+            changes = {"epochs": epochs, **changes}
+    try:
+        settings = preset(inference, recipe, name, per_image, **changes)
+    except SettingError as error:
+        raise error.below("inference") from None
+    return ResolvedTraining(name, own, inference, settings, recipe.crop_scale, views=settings.views)
 
 
 def _at_once(

@@ -132,6 +132,17 @@ def clutter(rng: np.random.Generator, picture: Picture, pieces: int, strength: f
     return picture
 
 
+def ground(rng: np.random.Generator, ink: Colour, least: float, share: float, pieces: tuple[int, int]) -> Picture:
+    """A background whose tones contrast with the ink by at least `least`: a gradient under random clutter.
+
+    The gradient goes from a tone to the mixture of it and `share` of another one. `pieces` is the range of the number
+    of lines and blobs.
+    """
+    first, second = (tone_apart_from(rng, ink, least) for _ in range(2))
+    picture = gradient(first, blend(first, second, share), rng.uniform(0, 2 * np.pi))
+    return clutter(rng, picture, int(rng.integers(*pieces)), rng.uniform(0.3, 0.7), ink)
+
+
 def add_noise(rng: np.random.Generator, picture: Picture, deviation: float) -> Picture:
     """The picture with independent Gaussian noise of this standard deviation on every channel."""
     return picture + deviation * rng.standard_normal(picture.shape, np.float32)

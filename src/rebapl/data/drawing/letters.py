@@ -18,14 +18,11 @@ from rebapl.data.drawing.canvas import (
     Picture,
     Points,
     add_noise,
-    blend,
     blur,
-    clutter,
-    gradient,
+    ground,
     lay,
     shade_of,
     stroke_mask,
-    tone_apart_from,
 )
 
 JITTER = (2.0, 6.0)
@@ -152,9 +149,7 @@ _PENS: tuple[Callable[[np.random.Generator, Sequence[Points]], Field], ...] = (_
 def draw_letter(rng: np.random.Generator, letter: str) -> Picture:
     """A picture of a letter, drawn with a random pen in a random colour over clutter."""
     ink = shade_of(rng, tuple(COLOURS)[rng.integers(len(COLOURS))])
-    first, second = (tone_apart_from(rng, ink, CONTRAST) for _ in range(2))
-    picture = gradient(first, blend(first, second, 0.4), rng.uniform(0, 2 * np.pi))
-    picture = clutter(rng, picture, int(rng.integers(*CLUTTER)), rng.uniform(0.3, 0.7), ink)
+    picture = ground(rng, ink, CONTRAST, 0.4, CLUTTER)
     strokes = fit(rng, strokes_of(rng, letter, rng.uniform(*JITTER)), distortion(rng, HEIGHT), 5)
     picture = lay(picture, _PENS[rng.integers(len(_PENS))](rng, strokes), ink)
     return add_noise(rng, picture, rng.uniform(*NOISE))

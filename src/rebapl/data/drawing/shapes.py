@@ -18,17 +18,14 @@ from rebapl.data.drawing.canvas import (
     Picture,
     Points,
     add_noise,
-    blend,
     blur,
-    clutter,
     flat,
-    gradient,
+    ground,
     lay,
     pixel_grid,
     polygon_mask,
     shade_of,
     stroke_mask,
-    tone_apart_from,
 )
 
 LINE_WIDTH = (1.2, 2.2)
@@ -176,16 +173,9 @@ def _closed(points: Points) -> Points:
     return np.concatenate([points, points[:1]])
 
 
-def _ground(rng: np.random.Generator, ink: Colour) -> Picture:
-    """A background: a gradient between two tones that contrast with the ink, under clutter."""
-    first, second = (tone_apart_from(rng, ink, LEAST_CONTRAST) for _ in range(2))
-    picture = gradient(first, blend(first, second, 0.5), rng.uniform(0, 2 * np.pi))
-    return clutter(rng, picture, int(rng.integers(*CLUTTER)), rng.uniform(0.3, 0.7), ink)
-
-
 def _drawn(rng: np.random.Generator, colour: str, pattern: str, shape: str, turn: float) -> Picture:
     plan = _Plan(rng, colour, pattern, shape, turn)
-    picture = _ground(rng, plan.ink)
+    picture = ground(rng, plan.ink, LEAST_CONTRAST, 0.5, CLUTTER)
     picture = lay(picture, plan.inside * plan.share * rng.uniform(*MARKS), plan.ink)
     picture = lay(picture, stroke_mask([_closed(plan.points)], rng.uniform(*LINE_WIDTH)), plan.ink)
     return add_noise(rng, picture, rng.uniform(*NOISE))
