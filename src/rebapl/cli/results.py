@@ -33,7 +33,7 @@ def results(
         if file.suffix not in endings:
             raise unknown("ending of --export", file.suffix or file.name, endings)
     found = find_runs(runs or [Path("runs")])
-    tables = result_tables(found, hm)
+    tables = result_tables(found.runs, hm)
     for table in tables:
         print_table(table)
     if not found.runs:

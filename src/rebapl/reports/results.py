@@ -15,7 +15,7 @@ from rebapl.data.task import TARGETS
 from rebapl.evaluation.scores import HM_CONVENTIONS, average_over_data
 from rebapl.reports.tables import Cell, Row, Table, score_cells
 from rebapl.runs.config import data_name, first_difference
-from rebapl.runs.folder import Found, Run
+from rebapl.runs.folder import Run
 from rebapl.runs.results import RunResult, Scores
 from rebapl.score_columns import SCORE_COLUMNS, headings
 from rebapl.settings import leaves
@@ -46,12 +46,12 @@ Read = Callable[["Group", Run], float | None]
 """A function that reads one score of a run of a group; None if the run does not have it."""
 
 
-def result_tables(found: Found, hm: str = HM_CONVENTIONS[0]) -> list[Table]:
+def result_tables(runs: Sequence[Run], hm: str = HM_CONVENTIONS[0]) -> list[Table]:
     """One table per protocol, with means and standard deviations over seeds. The best number of each data set is bold.
 
     `hm` is the convention of the harmonic mean over data sets, one of `HM_CONVENTIONS`.
     """
-    by_protocol = {protocol: grouped(run for run in found.runs if protocol in run.protocols) for protocol in TITLES}
+    by_protocol = {protocol: grouped(run for run in runs if protocol in run.result.protocols) for protocol in TITLES}
     return [_protocol_table(protocol, groups, hm) for protocol, groups in by_protocol.items() if groups]
 
 
@@ -68,7 +68,7 @@ def long_list(runs: Sequence[Run]) -> str:
         settings = {**run.config, "inference": run.resolved["inference"]["name"], "backbone": backbone}
         for part, scores in run.result.parts.items():
             of_part = {"images": scores.images, "training_seconds": run.result.seconds.training}
-            for protocol in [name for name, parts in run.protocols.items() if part in parts] or [""]:
+            for protocol in [name for name, parts in run.result.protocols.items() if part in parts] or [""]:
                 front = [run.folder.name, protocol, *(str(settings.get(word, "")) for word in words)]
                 front += [", ".join(chosen_settings(run)), part]
                 for sample, of_sample in [("all", scores), *enumerate(scores.per_sample, 1)]:
@@ -204,7 +204,7 @@ def _columns(protocol: str, groups: Sequence[Group]) -> dict[str, tuple[str, Rea
 
     if protocol in _HALVED:
         return of(_base_novel, *BASE_NOVEL)
-    parts = dict.fromkeys(part for group in groups for run in group.runs for part in run.protocols[protocol])
+    parts = dict.fromkeys(part for group in groups for run in group.runs for part in run.result.protocols[protocol])
     targets = [part for part in parts if part != "test"]
     if not targets:
         return of(partial(_score, "test"), "accuracy", *DOUBT)
@@ -213,7 +213,7 @@ def _columns(protocol: str, groups: Sequence[Group]) -> dict[str, tuple[str, Rea
         """The average over the targets of the run's group; None where the run lacks one of them."""
 
         def read(group: Group, run: Run) -> float | None:
-            wanted = {*chain(*(each.protocols[protocol] for each in group.runs))} - {"test"}
+            wanted = {*chain(*(each.result.protocols[protocol] for each in group.runs))} - {"test"}
             return average_over_parts(run.result, wanted, score)
 
         return read

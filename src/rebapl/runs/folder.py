@@ -218,11 +218,6 @@ class Run:
     resolved: Mapping[str, Any]
     result: RunResult
 
-    @property
-    def protocols(self) -> Mapping[str, Sequence[str]]:
-        """The test parts that were scored for each protocol."""
-        return self.result.protocols
-
 
 @dataclasses.dataclass(frozen=True)
 class Found:
