@@ -5,8 +5,6 @@ CSV has unrounded numbers. The template `page/table.html` writes a table for a p
 
 from __future__ import annotations
 
-import csv
-import io
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +15,7 @@ import rich.markup
 import rich.table
 
 from rebapl.errors import printable
-from rebapl.files import write_atomically
+from rebapl.files import csv_text, write_atomically
 from rebapl.score_columns import SCORE_COLUMNS
 
 EMPTY = "–"
@@ -274,9 +272,7 @@ class Table:
                 columns.append([f"{name} std", *deviations])
         if self.footnotes:
             columns.append(["notes", *("; ".join(_footnotes([row])) for row in self.rows)])
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(zip(*columns, strict=True))
-        return text.getvalue()
+        return csv_text(zip(*columns, strict=True))
 
     def to_latex(self) -> str:
         """A LaTeX `table`, which needs the packages booktabs and xcolor."""

@@ -255,24 +255,21 @@ def own_images(data: str, split: str | None, template: str | None, whole: bool) 
     Both are needed often. For a folder they are cached until the stamp of one of its files changes.
     """
     path = own_path(data).resolve()
-    arguments = (str(path), split, template, whole)
-    if not path.is_dir():
-        return _load_own(*arguments)
-    files = [*files_below(path), *([] if split is None else [Path(split)])]
-    return _cached_own(arguments, hash(tuple(stamp(file) for file in files if file.exists())))
-
-
-def _load_own(path: str, split: str | None, template: str | None, whole: bool) -> tuple[Dataset, str]:
-    dataset = load_dataset(path, split=split, template=template, whole=whole)
-    return dataset, identity(dataset)
+    load = _own_images if path.is_dir() else _own_images.__wrapped__
+    files = [*files_below(path), *([] if split is None else [Path(split)])] if path.is_dir() else []
+    return load(str(path), split, template, whole, hash(tuple(stamp(file) for file in files if file.exists())))
 
 
 @functools.lru_cache(maxsize=4)
-def _cached_own(
-    arguments: tuple[str, str | None, str | None, bool],
+def _own_images(
+    path: str,
+    split: str | None,
+    template: str | None,
+    whole: bool,
     stamps: int,  # noqa: ARG001 (part of the key of the cache)
 ) -> tuple[Dataset, str]:
-    return _load_own(*arguments)
+    dataset = load_dataset(path, split=split, template=template, whole=whole)
+    return dataset, identity(dataset)
 
 
 @functools.lru_cache(maxsize=32)
