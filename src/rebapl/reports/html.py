@@ -52,8 +52,7 @@ NUMBERED, SQUARES = 12, 40
 
 OF_SAMPLE = ("accuracy", "nll", "ece")
 OF_PART = ("images", *OF_SAMPLE, "brier", "aurc", "tempered_nll", "tempered_ece")
-DETECTION = ("auroc", "fpr95", "aupr")
-"""The scores of a sample, of a test part and of outside images that the page shows."""
+"""The scores of a sample and of a test part that the page shows."""
 
 INTERVALS = (
     "Below each score is its 95 % interval: how far it would move with other test images of the same kind. Another "
@@ -183,17 +182,6 @@ def _versions(part: Answered, temperature: float | None) -> dict[str, Answered]:
     """The answers to a test part as the samples give them and, if there is a temperature, after it."""
     softer = {} if temperature is None else {f"with temperature {temperature:.2f}": part.tempered(temperature)}
     return {"as given": part, **softer}
-
-
-def outside_table(run: InspectedRun) -> Table | None:
-    """How well each kind of uncertainty recognises outside images; None if that was not scored."""
-    rows: list[Row] = [
-        [name, uncertainty, *score_cells(detection, *DETECTION)]
-        for name, by_uncertainty in run.result.outside.items()
-        for uncertainty, detection in by_uncertainty.items()
-    ]
-    columns = ["outside images", "told apart by", *headings(*DETECTION)]
-    return Table("Outside images", columns, rows) if rows else None
 
 
 def sample_table(run: InspectedRun) -> Table | None:

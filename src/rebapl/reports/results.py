@@ -1,4 +1,4 @@
-"""Tables of scores: of many runs with means over seeds, of one run, and of one on corrupted images; and a CSV list."""
+"""Tables of scores: of many runs with means over seeds, of one run, on outside and on corrupted images; a CSV list."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 
 from rebapl.data.task import TARGETS
 from rebapl.evaluation.scores import HM_CONVENTIONS, average_over_data
+from rebapl.files import csv_text
 from rebapl.reports.tables import Cell, Row, Table, score_cells
 from rebapl.runs.config import data_name, first_difference
 from rebapl.runs.folder import Run
@@ -39,6 +40,9 @@ CORRUPTED = ("accuracy", *DOUBT)
 SUMMARY = ("accuracy", *DOUBT, "images")
 """The scores of one run that `rebapl evaluate` prints."""
 
+DETECTION = ("auroc", "fpr95", "aupr")
+"""The scores that say how well outside images are recognised."""
+
 _HALVED = ("base-to-novel", "selection")
 """The protocols that score two halves of the classes: base and novel ones."""
 
@@ -62,7 +66,7 @@ def long_list(runs: Sequence[Run]) -> str:
     """
     words = ("data", "method", "inference", "shots", "seed", "backbone")
     numbers = (*SCORES, "training_seconds")
-    rows: list[Row] = []
+    rows: list[list[Any]] = []
     for run in runs:
         backbone = run.config.get("backbone") or run.resolved["backbone"]
         settings = {**run.config, "inference": run.resolved["inference"]["name"], "backbone": backbone}
@@ -72,9 +76,9 @@ def long_list(runs: Sequence[Run]) -> str:
                 front = [run.folder.name, protocol, *(str(settings.get(word, "")) for word in words)]
                 front += [", ".join(chosen_settings(run)), part]
                 for sample, of_sample in [("all", scores), *enumerate(scores.per_sample, 1)]:
-                    cells = score_cells({**dict(of_sample), **of_part}, *numbers)
-                    rows.append([*front, str(sample), *cells])
-    return Table("", ["run", "protocol", *words, "settings", "part", "sample", *numbers], rows).to_csv()
+                    values = {**dict(of_sample), **of_part}
+                    rows.append([*front, sample, *(values.get(name) for name in numbers)])
+    return csv_text([["run", "protocol", *words, "settings", "part", "sample", *numbers], *rows])
 
 
 def chosen_settings(run: Run) -> list[str]:
@@ -309,6 +313,16 @@ def scores_table(result: RunResult, title: str) -> Table:
             mean = statistics.fmean(result.parts[name].accuracy for name in names)
             notes.append(f"average accuracy over the targets of {protocol} {mean:.2f}")
     return Table(title, ["classes", *headings(*SUMMARY)], rows, notes)
+
+
+def outside_table(result: RunResult) -> Table:
+    """How well each kind of uncertainty recognises outside images."""
+    rows: list[Row] = [
+        [name, uncertainty, *score_cells(detection, *DETECTION)]
+        for name, by_uncertainty in result.outside.items()
+        for uncertainty, detection in by_uncertainty.items()
+    ]
+    return Table("Outside images", ["outside images", "told apart by", *headings(*DETECTION)], rows, merged=1)
 
 
 def corruption_table(result: RunResult) -> Table:

@@ -147,9 +147,7 @@ class Shard(Work):
     @property
     def files(self) -> Sequence[Path]:
         """The files with its rows: two in the layout `npy` of features, otherwise one."""
-        if self.form == "npy":
-            return shard_files(self.kept_in, self.form, self.number)
-        return [self.kept_in / f"{self.name}.{self.form.partition('-')[0]}"]
+        return shard_files(self.kept_in, self.form, self.number)
 
     @property
     def _checksum(self) -> Path:
