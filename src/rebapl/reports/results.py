@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import statistics
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property, partial
@@ -14,6 +13,7 @@ from typing import Any
 from rebapl.data.task import TARGETS
 from rebapl.evaluation.scores import HM_CONVENTIONS, average_over_data
 from rebapl.files import csv_text
+from rebapl.numbers import mean
 from rebapl.reports.tables import Cell, Row, Table, score_cells
 from rebapl.runs.config import data_name, first_difference
 from rebapl.runs.folder import Run
@@ -228,8 +228,7 @@ def _columns(protocol: str, groups: Sequence[Group]) -> dict[str, tuple[str, Rea
 
 def average_over_parts(result: RunResult, parts: Collection[str], score: str) -> float | None:
     """The mean of a score over these test parts of a run; None if one of them is missing or lacks the score."""
-    values: list[Any] = [getattr(result.parts.get(part), score, None) for part in parts]
-    return statistics.fmean(values) if values and None not in values else None
+    return mean(getattr(result.parts.get(part), score, None) for part in parts)
 
 
 def _averages(groups: Sequence[Group], words: GroupWords, hm: str) -> list[list[Cell | str]]:
@@ -310,8 +309,8 @@ def scores_table(result: RunResult, title: str) -> Table:
     targets = {protocol: [name for name in names if name != "test"] for protocol, names in result.protocols.items()}
     for protocol, names in targets.items():
         if protocol in TARGETS and names:
-            mean = statistics.fmean(result.parts[name].accuracy for name in names)
-            notes.append(f"average accuracy over the targets of {protocol} {mean:.2f}")
+            average = average_over_parts(result, names, "accuracy")
+            notes.append(f"average accuracy over the targets of {protocol} {average:.2f}")
     return Table(title, ["classes", *headings(*SUMMARY)], rows, notes)
 
 
@@ -350,10 +349,7 @@ def _means(corruptions: Sequence[Mapping[str, Scores]], severities: Iterable[int
     """
     row: list[Cell] = []
     for severity in map(str, severities):
-        known = [by_severity[severity].accuracy for by_severity in corruptions if severity in by_severity]
-        row += score_cells({"accuracy": statistics.fmean(known) if known else None}, "accuracy")
-    means: dict[str, float | None] = {}
-    for name in CORRUPTED:
-        values = [[getattr(scores, name) for scores in by_severity.values()] for by_severity in corruptions]
-        means[name] = None if any(None in each for each in values) else statistics.fmean(map(statistics.fmean, values))
-    return [*row, *score_cells(means, *CORRUPTED)]
+        known = (by_severity[severity].accuracy for by_severity in corruptions if severity in by_severity)
+        row += score_cells({"accuracy": mean(known)}, "accuracy")
+    each = {name: (mean(getattr(scores, name) for scores in by.values()) for by in corruptions) for name in CORRUPTED}
+    return [*row, *score_cells({name: mean(means) for name, means in each.items()}, *CORRUPTED)]
