@@ -25,9 +25,8 @@ from rebapl.data.dataset import Dataset, Item
 from rebapl.data.images import BROKEN, as_rgb, unreadable
 from rebapl.data.task import Task
 from rebapl.data.transforms import Preprocessing
-from rebapl.data.workers import portions
 from rebapl.errors import UserError
-from rebapl.evaluation.tasks import part_views
+from rebapl.evaluation.tasks import part_features
 from rebapl.numbers import spread
 from rebapl.posterior import Posterior
 from rebapl.reports.pictures import embedded
@@ -40,9 +39,6 @@ MAX_PIXELS = 50_000_000
 
 WAITING = 64
 """The largest number of waiting requests. Further requests are refused until some have been answered."""
-
-AT_ONCE = 32
-"""The number of training images that are in memory at one time while their features are computed."""
 
 KEPT = 8
 """The number of lists of class names, the latest ones, whose encoded texts are cached. Each may take GPU memory."""
@@ -152,12 +148,7 @@ class Nearby:
         self.dataset: Dataset = task.dataset
         items = task.train.items
         self.items: Sequence[Item] = [items[index] for index in spread(len(items), COMPARED)]
-        self.features = torch.cat(
-            [
-                posterior.image_features(part_views(posterior, replace(task.train, items=some)))
-                for some in portions(self.items, AT_ONCE)
-            ]
-        )
+        self.features = part_features(posterior, replace(task.train, items=self.items))
 
     def to(self, view: Tensor) -> list[dict[str, Any]]:
         """The training images nearest to a view (3, H, W): the class, the cosine and the picture of each."""
