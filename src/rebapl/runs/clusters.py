@@ -27,7 +27,7 @@ from pydantic import Field, model_validator
 
 from rebapl.errors import UserError, first_line
 from rebapl.files import read_json, write_atomically, write_json
-from rebapl.runs.engine import ENGINES, GRACE_SECONDS, Engine, EngineOptions
+from rebapl.runs.engine import GRACE_SECONDS, Engine, EngineOptions, register_engine
 from rebapl.runs.jobs import Failure, Work, perform_text, read_failure, read_progress
 from rebapl.runs.workers import in_a_safe_folder
 from rebapl.settings import refuse
@@ -63,7 +63,7 @@ class RayOptions(EngineOptions):
         return self
 
 
-@ENGINES.register("ray")
+@register_engine("ray")
 class RayEngine(Engine[Any]):
     """Distributes jobs over a Ray cluster by the number of CPUs and GPUs that each job takes.
 
@@ -176,7 +176,7 @@ class SlurmOptions(EngineOptions):
     cluster: str = "slurm"
 
 
-@ENGINES.register("slurm")
+@register_engine("slurm")
 class SlurmEngine(Engine["_SlurmJob"]):
     """Submits each job as a SLURM job. All machines must see the folder of the runs.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -153,7 +152,7 @@ class FeatureMaker:
                 "strict": strict,
             },
         }
-        return cls(json.loads(json.dumps(about)), encoder)
+        return cls(about, encoder)
 
     @classmethod
     def open(cls, about: Mapping[str, Any], device: str) -> FeatureMaker:
