@@ -32,11 +32,11 @@ def evaluate(
     fit_outside: Annotated[str | None, typer.Option(metavar="SCORE")] = None,
     views: Annotated[int | None, typer.Option(min=1)] = None,
     heat_map: bool = False,
-    root: options.Root = None,
+    root: Path | None = None,
     data: str | None = None,
-    backbone: options.MovedBackbone = None,
+    backbone: str | None = None,
     device: options.OneDevice = None,
-    track: options.TrackOption = None,
+    track: str | None = None,
     quiet: options.QuietOption = False,
 ) -> None:
     """Score a trained run on its test images, and store the results in its folder.

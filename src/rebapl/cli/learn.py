@@ -25,7 +25,7 @@ def learn(
     inference: Annotated[str | None, typer.Option(autocompletion=options.complete_inference)] = None,
     backbone: str | None = None,
     shots: Annotated[int, typer.Option(min=1)] = SHOTS,
-    epochs: options.Epochs = None,
+    epochs: int | None = None,
     template: str | None = None,
     risk: Annotated[float | None, typer.Option(min=0, max=0.99)] = None,
     confidence: Annotated[float | None, typer.Option(min=0, max=0.999)] = None,
@@ -33,8 +33,8 @@ def learn(
     no_temperature: bool = False,
     out: Path | None = None,
     anew: bool = False,
-    device: options.Device = None,
-    jobs: options.Jobs = None,
+    device: str | None = None,
+    jobs: options.AtLeastOne = None,
     quiet: options.QuietOption = False,
 ) -> None:
     """Learn all classes of your photos, measure how well, and choose when to say "I don't know".
