@@ -77,7 +77,6 @@ class RayEngine(Engine[Any]):
 
     def __init__(self, runs: Path = Path("runs"), **options: Any) -> None:
         super().__init__(runs, **options)
-        self.address = self.options.address or os.environ.get("RAY_ADDRESS") or "local"
         self.cpus, self.gpus = self.options.cpus, self.options.gpus
         self.threads = max(1, int(self.cpus))
 
@@ -88,7 +87,7 @@ class RayEngine(Engine[Any]):
         self.ray = _imported("ray", "ray")
         ours = not self.ray.is_initialized()
         if ours:
-            _connect(self.ray, self.address)
+            _connect(self.ray, self.options.address or os.environ.get("RAY_ADDRESS") or "local")
         try:
             self._choose_resources()
             yield
