@@ -26,7 +26,7 @@ from rebapl.posterior.images import ImageFiles
 from rebapl.posterior.passes import CHUNK
 from rebapl.posterior.records import Record, as_text
 from rebapl.runs.machine import kept_backbone
-from rebapl.runs.row_maker import Entry
+from rebapl.runs.shards import Entry
 
 SIZE = 8192
 """Images in a shard: 8 MB of features of 512 numbers, and seconds of work on a GPU."""
