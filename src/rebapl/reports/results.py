@@ -130,8 +130,7 @@ class Group:
 
     def over(self, read: Read, digits: int = 2) -> Cell:
         """The mean and the standard deviation of a score over those runs that have it."""
-        values = [read(self, run) for run in self.runs]
-        return Cell.over([value for value in values if value is not None], digits)
+        return Cell.over((read(self, run) for run in self.runs), digits)
 
 
 def ranges(seeds: Sequence[int]) -> str:
@@ -252,8 +251,7 @@ def _averages(groups: Sequence[Group], words: GroupWords, hm: str) -> list[list[
         seeds = [seed for seed in by_seed[0] if all(seed in scores for scores in by_seed)]
         if seeds:
             averages = [average_over_data([scores[seed] for scores in by_seed], hm) for seed in seeds]
-            known = {name: [value for row in averages if (value := row[name]) is not None] for name in BASE_NOVEL}
-            cells = (Cell.over(values, SCORE_COLUMNS[name].digits) for name, values in known.items())
+            cells = [Cell.over((row[name] for row in averages), SCORE_COLUMNS[name].digits) for name in BASE_NOVEL]
             rows.append(["average", *words.cells(per_data[0]), *cells, Cell(None, digits=0), ranges(seeds)])
     return rows
 
