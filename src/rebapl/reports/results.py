@@ -348,5 +348,8 @@ def _means(corruptions: Sequence[Mapping[str, Scores]], severities: Iterable[int
     for severity in map(str, severities):
         known = (by_severity[severity].accuracy for by_severity in corruptions if severity in by_severity)
         row += score_cells({"accuracy": mean(known)}, "accuracy")
-    each = {name: (mean(getattr(scores, name) for scores in by.values()) for by in corruptions) for name in CORRUPTED}
-    return [*row, *score_cells({name: mean(means) for name, means in each.items()}, *CORRUPTED)]
+    means = {
+        name: mean(mean(getattr(scores, name) for scores in by_severity.values()) for by_severity in corruptions)
+        for name in CORRUPTED
+    }
+    return [*row, *score_cells(means, *CORRUPTED)]
