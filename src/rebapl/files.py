@@ -9,13 +9,14 @@ from __future__ import annotations
 import csv
 import glob
 import hashlib
+import io
 import json
 import os
 import shutil
 import socket
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -162,6 +163,17 @@ def read_csv(path: Path) -> list[list[str]]:
             return list(csv.reader(stream, strict=True))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{printable(str(path))} cannot be read ({error}): a CSV file in UTF-8 is needed") from error
+
+
+def csv_text(rows: Iterable[Iterable[Any]]) -> str:
+    r"""Rows as the text of a CSV file.
+
+    >>> csv_text([["image", "class"], ["1, 2.png", None]])
+    'image,class\n"1, 2.png",\n'
+    """
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
 
 
 def import_parquet() -> Any:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -22,6 +25,16 @@ def harmonic_mean(base: float, novel: float) -> float:
     40.0
     """
     return 2 * base * novel / (base + novel) if base + novel else 0.0
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """The mean; None if one of the values is missing, or if there are none.
+
+    >>> mean([1.0, 2.0]), mean([1.0, None]), mean([])
+    (1.5, None, None)
+    """
+    known = list(values)
+    return None if not known or None in known else statistics.fmean(value for value in known if value is not None)
 
 
 def effective_samples(weights: Tensor, similarity: Tensor | None = None) -> float:

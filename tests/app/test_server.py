@@ -34,7 +34,7 @@ from typer.testing import CliRunner
 import load_serve
 from rebapl.app import answering as answering_module
 from rebapl.app import server as server_module
-from rebapl.app.answering import WAITING, Answering, RefusedError, Upload, view_of
+from rebapl.app.answering import WAITING, Answering, RefusedError, view_of
 from rebapl.app.server import HEADERS, MAX_BYTES, Rate, build_app, server_of
 from rebapl.cli.commands import app as commands
 from rebapl.errors import UserError
@@ -149,19 +149,20 @@ def test_eight_clients_at_once_each_get_their_own_answer_whoever_else_asks(
 def test_requests_that_wait_are_answered_in_their_order_before_it_stops(
     posterior: Posterior, images: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answered, go, answer = list[Upload](), threading.Event(), Answering._answer
+    answered, go, answer = list[tuple[Any, ...]](), threading.Event(), Answering._answer
     monkeypatch.setattr(
-        Answering, "_answer", lambda self, upload: (go.wait(600), answered.append(upload), answer(self, upload))[2]
+        Answering, "_answer", lambda self, *image: (go.wait(600), answered.append(image[:2]), answer(self, *image))[2]
     )
     answering = Answering(posterior)
     preprocessing = posterior.learner.encoder.preprocessing
     views = [view_of(image.read_bytes(), preprocessing) for image in images]
-    questions = [Upload(view, names) for view in views for names in (None, tuple(NAMES))]
-    answers = [answering.ask(question) for question in questions]
+    questions = [(view, names) for view in views for names in (None, tuple(NAMES))]
+    answers = [answering.ask(*question) for question in questions]
     assert answers.pop(3).cancel(), "a client that has gone"
     go.set()
     answering.stop()
-    assert [id(each) for each in answered] == [id(each) for number, each in enumerate(questions) if number != 3]
+    expected = [question for number, question in enumerate(questions) if number != 3]
+    assert [(id(view), names) for view, names in answered] == [(id(view), names) for view, names in expected]
     assert all(each.result()["samples"] == 2 for each in answers)
 
 
@@ -238,8 +239,8 @@ def test_a_failure_inside_is_told_and_the_next_question_is_answered(
     with monkeypatch.context() as patch:
         patch.setattr(Prediction, "to_dict", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            answering.ask(Upload(view)).result(timeout=600)
-    assert answering.ask(Upload(view)).result(timeout=600)["samples"] == 2
+            answering.ask(view).result(timeout=600)
+    assert answering.ask(view).result(timeout=600)["samples"] == 2
     answering.stop()
 
 
@@ -257,7 +258,7 @@ def test_the_latest_class_names_are_kept_and_older_ones_forgotten(
     answering.start()
     lists = [("cat", "dog"), ("one", "two"), ("cat", "dog"), ("cat", "dog", "zero"), ("cat", "dog"), ("one", "two")]
     for names in lists:
-        said = answering.ask(Upload(view, names)).result(timeout=600)
+        said = answering.ask(view, names).result(timeout=600)
         assert tuple(said["class_names"]) == names
     answering.stop()
     assert bound == [["cat", "dog"], ["one", "two"], ["cat", "dog", "zero"], ["one", "two"]]
@@ -269,14 +270,14 @@ def test_too_many_that_wait_and_too_many_a_second_are_refused(
     go = threading.Event()
     monkeypatch.setattr(Answering, "_answer", lambda *_: go.wait(600))
     answering = Answering(posterior)
-    answers = [answering.ask(Upload(torch.zeros(0))) for _ in range(WAITING)]
+    answers = [answering.ask(torch.zeros(0)) for _ in range(WAITING)]
     with pytest.raises(RefusedError, match="64 requests wait already"):
-        answering.ask(Upload(torch.zeros(0)))
+        answering.ask(torch.zeros(0))
     assert answers.pop().cancel(), "a client that has gone leaves its place"
-    answering.ask(Upload(torch.zeros(0)))
+    answering.ask(torch.zeros(0))
     go.set()
     concurrent.futures.wait(answers)
-    answering.ask(Upload(torch.zeros(0))).result(timeout=600)
+    answering.ask(torch.zeros(0)).result(timeout=600)
     answering.stop()
     limit = Rate(2.0, 4.0)
     assert [limit.take("a", 0.0) for _ in range(5)] == [True] * 4 + [False]
@@ -289,8 +290,8 @@ def test_it_says_when_it_does_not_know(posterior: Posterior, images: list[Path])
     answering = Answering(dataclasses.replace(posterior, threshold=never))
     answering.start()
     view = view_of(images[0].read_bytes(), posterior.learner.encoder.preprocessing)
-    assert answering.ask(Upload(view)).result(timeout=600)["images"][0]["answer"] is None
-    among = answering.ask(Upload(view, tuple(NAMES))).result(timeout=600)
+    assert answering.ask(view).result(timeout=600)["images"][0]["answer"] is None
+    among = answering.ask(view, tuple(NAMES)).result(timeout=600)
     assert among["images"][0]["answer"] in NAMES, "a threshold holds for the class names that it was fitted for"
     answering.stop()
 
@@ -304,9 +305,9 @@ def test_it_says_none_of_these_by_image_features_and_answers_at_the_temperature(
     bank = {"features": -posterior.image_features(view[None])}
     answering = Answering(dataclasses.replace(posterior.with_temperature(2), outside=strange, bank=bank))
     answering.start()
-    said = answering.ask(Upload(view)).result(timeout=600)
+    said = answering.ask(view).result(timeout=600)
     assert (said["images"][0]["answer"], said["images"][0]["outside"], said["temperature"]) == (None, True, 2)
-    among = answering.ask(Upload(view, tuple(NAMES))).result(timeout=600)
+    among = answering.ask(view, tuple(NAMES)).result(timeout=600)
     assert (among["images"][0]["answer"] in NAMES, among["images"][0]["outside"]) == (True, None)
     answering.stop()
 
@@ -315,10 +316,10 @@ def test_it_shows_the_prediction_set(posterior: Posterior, images: list[Path]) -
     answering = Answering(posterior)
     answering.start()
     view = view_of(images[0].read_bytes(), posterior.learner.encoder.preprocessing)
-    said = answering.ask(Upload(view)).result(timeout=600)
+    said = answering.ask(view).result(timeout=600)
     assert said["conformal"] == {"level": 0.9, "score": "probability", "quantile": 1.0}
     assert sorted(said["images"][0]["set"]) == sorted(posterior.class_names)
-    among = answering.ask(Upload(view, tuple(NAMES))).result(timeout=600)
+    among = answering.ask(view, tuple(NAMES)).result(timeout=600)
     assert (among["conformal"], among["images"][0]["set"]) == (None, None), "it holds for its own class names"
     answering.stop()
 

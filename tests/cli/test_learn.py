@@ -4,6 +4,8 @@ import csv
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,9 +17,10 @@ from rebapl.backbones import DualEncoder, features
 from rebapl.cli.commands import app
 from rebapl.errors import UserError
 from rebapl.posterior import Posterior, load_posterior
+from rebapl.posterior.prediction import Threshold
 from rebapl.runs.config import RunConfig
 from rebapl.runs.folder import changed_files, is_finished, read_config
-from rebapl.runs.learn import Lesson, _threshold
+from rebapl.runs.learn import Answer, Lesson, _threshold
 
 QUICK = ("--backbone", "mini", "--method", "coop", "--inference", "ensemble", "--epochs", "1")
 
@@ -239,19 +242,22 @@ def test_prediction_sets_are_fitted_on_request(tmp_path: Path) -> None:
 
 def test_the_threshold_keeps_the_risk_and_leaves_the_least_sure_unanswered() -> None:
     """Of 40 answers with ever less confidence, all right: 38 are answered. With three wrong ones first: none can be."""
-    given = (torch.linspace(0.01, 0.4, 40), wrong := torch.zeros(40, dtype=torch.bool), ["cat", "dog"], "probabilities")
-    found = _threshold(*given, 0.05, 0.9)
+    posterior: Any = SimpleNamespace(class_names=["cat", "dog"], average="probabilities")
+
+    def threshold(*wrong: int, risk: float = 0.05) -> Threshold | None:
+        answers = [Answer("", "cat", "dog" if i in wrong else "cat", 0.9, (i + 1) / 100) for i in range(40)]
+        return _threshold(answers, posterior, risk, 0.9)
+
+    found = threshold()
     assert found is not None
     assert (found.coverage, found.risk, found.promised) == (0.95, 0.0, None), "38 answers are too few for a promise"
-    found = _threshold(*given, 0.1, 0.9)
+    found = threshold(risk=0.1)
     assert found is not None
     assert (found.coverage, found.promised, found.confidence) == (0.95, 0.1, 0.9), "0.9^22 is below a tenth"
-    wrong[10:20] = True
-    found = _threshold(*given, 0.05, 0.9)
+    found = threshold(*range(10, 20))
     assert found is not None
     assert (found.coverage, found.risk) == (0.25, 0.0)
-    wrong[:3] = True
-    assert _threshold(*given, 0.05, 0.9) is None
+    assert threshold(*range(3), *range(10, 20)) is None
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_a_pipe_has_plain_lines(wanted: list[Job], monkeypatch: pytest.MonkeyPat
         f"{second}: is tried again, the process was lost",
         f"{second}: started on node1, attempt 2",
         rf"{third}: failed, no \x1b[31msuch (1 queued, 2 running, 1 failed)",
-        f"{second}: done in 1:15 (1 queued, 1 running, 1 done, 1 failed)",
+        f"{second}: done in 1 min 15 s (1 queued, 1 running, 1 done, 1 failed)",
     ]
 
 

@@ -28,11 +28,12 @@ from rebapl.posterior.temperature import Temperature
 from rebapl.reports.comparison import compare
 from rebapl.reports.figures import training_figures
 from rebapl.reports.html import DETAILED, report_html, write_report
-from rebapl.reports.inspection import Course, InspectedRun
+from rebapl.reports.inspection import Course, InspectedRun, course_of
 from rebapl.reports.tables import Cell
 from rebapl.runs.config import RunConfig
 from rebapl.runs.results import RunResult, read_result, write_result
 from rebapl.runs.run import run
+from rebapl.sampling.schedule import build_schedule
 
 EVIL = 'a<script>alert("1")<!--&'
 
@@ -433,6 +434,25 @@ def test_the_schedule_is_the_one_that_was_followed(two: InspectedRun) -> None:
     logged = {int(row["step"]): row["lr"] for row in two.log}
     assert logged
     assert {step: two.course.lr[step] for step in logged} == pytest.approx(logged)
+
+
+@pytest.mark.parametrize("method", ["maple", "mmrl"])
+def test_the_course_is_that_of_the_schedule_also_where_another_optimiser_burns_in(method: str) -> None:
+    inference = RunConfig("digits", method, "rebapl", backbone="mini").resolved().training.inference
+    assert inference is not None
+    weight = torch.nn.Parameter(torch.zeros(1))
+    schedule = build_schedule(inference, [weight], 8, 8 // min(8, inference.batch), torch.Generator())
+    weight.grad = torch.zeros(1)
+    lr, exploring, samples = [], [], []
+    while not schedule.done:
+        lr.append(schedule.lr)
+        exploring.append(schedule.exploring)
+        schedule.current.step()
+        schedule.step()
+        samples += [schedule.steps] * schedule.at_sample
+    course = course_of(inference, 8, [])
+    assert (course.exploring, course.samples) == (exploring, samples)
+    assert course.lr == pytest.approx(lr)
 
 
 def test_the_command_writes_the_file_and_refuses_what_is_no_run(folder: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from rebapl.errors import UserError
 from rebapl.reports.results import corruption_table, long_list, result_tables
 from rebapl.reports.tables import Cell, Table
 from rebapl.runs.config import RunConfig
-from rebapl.runs.folder import Found, find_runs, run_folder
+from rebapl.runs.folder import find_runs, run_folder
 from rebapl.runs.results import RunResult
 
 CONFIG = RunConfig("digits", "maple", "rebapl", backbone="mini")
@@ -44,7 +44,7 @@ def store(runs: Path, config: RunConfig, seconds: float = 3.0, **accuracy: float
 
 
 def tables(*folders: Path) -> list[Table]:
-    return result_tables(find_runs(folders))
+    return result_tables(find_runs(folders).runs)
 
 
 def numbers(row) -> list[float | None]:
@@ -69,7 +69,7 @@ def test_seeds_are_averaged_and_data_sets_too(tmp_path: Path) -> None:
     deviation = average[5].std if isinstance(average[5], Cell) else None
     assert numbers(average)[2] == pytest.approx(statistics.fmean(per_seed))
     assert deviation == pytest.approx(statistics.stdev(per_seed))
-    (other,) = result_tables(find_runs([tmp_path]), "average")
+    (other,) = result_tables(find_runs([tmp_path]).runs, "average")
     of_each = [2 * 80 * 60 / 140, 2 * 70 * 60 / 130, 2 * 82 * 64 / 146, 2 * 72 * 64 / 136]
     assert numbers(other.rows[-1])[2] == pytest.approx(statistics.fmean(of_each))
 
@@ -152,7 +152,7 @@ def test_every_one_of_three_runs_that_read_alike_has_words_of_its_own(tmp_path: 
         config = json.loads((out / "config.json").read_text())
         (out / "config.json").write_text(json.dumps({**config, "inference_settings": {}}))
     runs = sorted(find_runs([tmp_path]).runs, key=lambda run: run.result.parts["base"].accuracy)
-    (table,) = result_tables(Found(runs, [], []))
+    (table,) = result_tables(runs)
     lr = "inference.sampler.lr=0.25"
     assert [row[3] for row in table.rows] == ["", lr, f"{lr}, inference.sampler.temperature=0.5"]
 

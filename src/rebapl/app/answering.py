@@ -11,10 +11,10 @@ import io
 import threading
 import time
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -25,9 +25,8 @@ from rebapl.data.dataset import Dataset, Item
 from rebapl.data.images import BROKEN, as_rgb, unreadable
 from rebapl.data.task import Task
 from rebapl.data.transforms import Preprocessing
-from rebapl.data.workers import portions
 from rebapl.errors import UserError
-from rebapl.evaluation.tasks import part_views
+from rebapl.evaluation.tasks import part_features
 from rebapl.numbers import spread
 from rebapl.posterior import Posterior
 from rebapl.reports.pictures import embedded
@@ -40,9 +39,6 @@ MAX_PIXELS = 50_000_000
 
 WAITING = 64
 """The largest number of waiting requests. Further requests are refused until some have been answered."""
-
-AT_ONCE = 32
-"""The number of training images that are in memory at one time while their features are computed."""
 
 KEPT = 8
 """The number of lists of class names, the latest ones, whose encoded texts are cached. Each may take GPU memory."""
@@ -62,16 +58,6 @@ class RefusedError(UserError):
         self.status = status
 
 
-@dataclass(frozen=True)
-class Upload:
-    """An image, as its test-time view (3, H, W), and the class names to choose from (None: those of the training)."""
-
-    view: Tensor
-    class_names: Sequence[str] | None = None
-    top: int = 3
-    nearest: bool = False
-
-
 def view_of(content: bytes, preprocessing: Preprocessing) -> Tensor:
     """The test-time view (3, H, W) of the content of an image file, read in the same way as by `rebapl predict`."""
     try:
@@ -89,12 +75,12 @@ def view_of(content: bytes, preprocessing: Preprocessing) -> Tensor:
 
 
 class Answering:
-    """A posterior that answers each `Upload` in a separate thread. `start` prepares the thread, and `stop` ends it."""
+    """A posterior that answers about images in a separate thread. `start` prepares the thread, and `stop` ends it."""
 
     def __init__(self, posterior: Posterior, task: Task | None = None) -> None:
         self.posterior = posterior
         self.nearby = None if task is None else Nearby(posterior, task)
-        self._bound: OrderedDict[tuple[str, ...], Posterior] = OrderedDict()
+        self._among = lru_cache(KEPT)(lambda names: posterior.among(list(names)))
         self._room = threading.BoundedSemaphore(WAITING)
         self._thread = ThreadPoolExecutor(1, "answering")
 
@@ -107,17 +93,23 @@ class Answering:
         """Answer the waiting requests, and end the thread."""
         self._thread.shutdown()
 
-    def ask(self, upload: Upload) -> Future[dict[str, Any]]:
-        """Let an upload wait for its answer, and return the future of the answer."""
+    def ask(
+        self, view: Tensor, class_names: Sequence[str] | None = None, top: int = 3, nearest: bool = False
+    ) -> Future[dict[str, Any]]:
+        """Let an image wait for its answer, and return the future of the answer.
+
+        The image is given as its test-time view (3, H, W). Without `class_names`, they are those of the training.
+        """
         if not self._room.acquire(blocking=False):
             raise RefusedError(503, f"{WAITING} requests wait already: try again in a moment")
-        answer = self._thread.submit(self._answer, upload)
+        answer = self._thread.submit(self._answer, view, class_names, top, nearest)
         answer.add_done_callback(lambda _: self._room.release())  # also if the client has disconnected
         return answer
 
-    def _answer(self, upload: Upload) -> dict[str, Any]:
+    def _answer(self, view: Tensor, class_names: Sequence[str] | None, top: int, nearest: bool) -> dict[str, Any]:
         """The output of `rebapl predict --format json` for one image, the answers of each sample, and near images."""
-        prediction = self._among(tuple(upload.class_names or ())).predict_views(upload.view[None], names=["image"])
+        bound = self._among(tuple(class_names)) if class_names else self.posterior
+        prediction = bound.predict_views(view[None], names=["image"])
         opinions = [
             {
                 "class": prediction.class_names[int(alone[0].argmax())],
@@ -126,18 +118,8 @@ class Answering:
             }
             for alone, weight in zip(prediction.per_sample, prediction.weights.tolist(), strict=True)
         ]
-        nearest = self.nearby.to(upload.view) if upload.nearest and self.nearby is not None else []
-        return {**prediction.to_dict(upload.top), "opinions": opinions, "nearest": nearest}
-
-    def _among(self, names: tuple[str, ...]) -> Posterior:
-        """The posterior for these class names, from the cache if it is there."""
-        if not names:
-            return self.posterior
-        bound = self._bound.pop(names, None) or self.posterior.among(list(names))
-        self._bound[names] = bound
-        if len(self._bound) > KEPT:
-            self._bound.popitem(last=False)
-        return bound
+        near = self.nearby.to(view) if nearest and self.nearby is not None else []
+        return {**prediction.to_dict(top), "opinions": opinions, "nearest": near}
 
 
 def quickest_threads(posterior: Posterior, clock: Callable[[], float] = time.perf_counter) -> int:
@@ -166,12 +148,7 @@ class Nearby:
         self.dataset: Dataset = task.dataset
         items = task.train.items
         self.items: Sequence[Item] = [items[index] for index in spread(len(items), COMPARED)]
-        self.features = torch.cat(
-            [
-                posterior.image_features(part_views(posterior, replace(task.train, items=some)))
-                for some in portions(self.items, AT_ONCE)
-            ]
-        )
+        self.features = part_features(posterior, replace(task.train, items=self.items))
 
     def to(self, view: Tensor) -> list[dict[str, Any]]:
         """The training images nearest to a view (3, H, W): the class, the cosine and the picture of each."""

@@ -23,7 +23,7 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rebapl import __version__
-from rebapl.app.answering import Answering, RefusedError, Upload, view_of
+from rebapl.app.answering import Answering, RefusedError, view_of
 from rebapl.errors import UserError
 from rebapl.settings import Settings
 
@@ -229,7 +229,7 @@ def build_app(answering: Answering, title: str, hosts: list[str], rate: float = 
         question = await _read(request, bodies)
         async with decoding:
             view = await asyncio.to_thread(view_of, question.content(), encoder.preprocessing)
-        future = answering.ask(Upload(view, question.class_names, question.top, question.nearest))
+        future = answering.ask(view, question.class_names, question.top, question.nearest)
         return JSONResponse(await asyncio.wrap_future(future))
 
     @contextlib.asynccontextmanager

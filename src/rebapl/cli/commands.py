@@ -215,13 +215,8 @@ def list_() -> None:
     print(f"distances: {', '.join(DISTANCES)}")
 
 
-config = typer.Typer(no_args_is_help=True)
+config = typer.Typer(no_args_is_help=True, help="Write the JSON schema of configuration files.")
 app.add_typer(config, name="config")
-
-
-@config.callback()
-def _config() -> None:
-    """Write the JSON schema of configuration files."""
 
 
 @config.command()

@@ -28,7 +28,7 @@ LINES = "\n"
 def list_(
     name: str | None = None,
     *,
-    root: options.Root = None,
+    root: Path | None = None,
 ) -> None:
     """List the data sets, or describe one of them: its files, where they come from, its classes and its template.
 
@@ -92,7 +92,7 @@ def _describe(name: str, root: Path | None) -> None:
 def check(
     name: Annotated[str, typer.Argument(autocompletion=options.complete_datasets)],
     *,
-    root: options.Root = None,
+    root: Path | None = None,
     split: str | None = None,
     quick: bool = False,
 ) -> None:

@@ -23,11 +23,11 @@ def embed(
     precision: str = "float16",
     unlabelled: bool = False,
     strict: bool = False,
-    root: options.Root = None,
+    root: Path | None = None,
     split: str | None = None,
-    device: options.Device = None,
+    device: str | None = None,
     shard: Annotated[int | None, typer.Option(min=1, max=1_000_000)] = None,
-    jobs: options.ShardJobs = None,
+    jobs: options.AtLeastOne = None,
     engine: options.ShardEngine = None,
     engine_option: options.EngineOption = None,
     quiet: options.QuietOption = False,
@@ -49,6 +49,7 @@ def embed(
         strict: Stop at the first image that cannot be read, instead of leaving it out.
         split: Another split file of a published data set.
         shard: Number of images in a shard; if not given, 8192, or 512 on a CPU.
+        jobs: Shards to do at the same time on each device; 1 if not given.
     """
     options.expect_workers(None, jobs)
     from rebapl.backbones import load_backbone

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-OUTSIDE_TITLES = {"auroc": "AUROC", "fpr95": "FPR95", "aupr": "AUPR"}
-
-
 def evaluate(
     run: options.RunArgument,
     *,
@@ -35,11 +32,11 @@ def evaluate(
     fit_outside: Annotated[str | None, typer.Option(metavar="SCORE")] = None,
     views: Annotated[int | None, typer.Option(min=1)] = None,
     heat_map: bool = False,
-    root: options.Root = None,
+    root: Path | None = None,
     data: str | None = None,
-    backbone: options.MovedBackbone = None,
+    backbone: str | None = None,
     device: options.OneDevice = None,
-    track: options.TrackOption = None,
+    track: str | None = None,
     quiet: options.QuietOption = False,
 ) -> None:
     """Score a trained run on its test images, and store the results in its folder.
@@ -75,7 +72,7 @@ def evaluate(
     from rebapl.cli.progress import StepProgress, print_table
     from rebapl.data.catalogue import is_own
     from rebapl.posterior.storage import read_manifest
-    from rebapl.reports.results import corruption_table, scores_table
+    from rebapl.reports.results import corruption_table, outside_table, scores_table
     from rebapl.runs.config import with_full_paths
     from rebapl.runs.folder import POSTERIOR, read_config, scored_as
     from rebapl.runs.run import evaluate_run
@@ -129,10 +126,8 @@ def evaluate(
         print(f"prediction sets of level {sets.level:g}: {sets.size:.2f} classes on average on {sets.images} images")
     if "outside" in fits and (none := posterior.outside) is not None:
         print(f"none of these: {none.by} above {none.value:.4g}, at most {100 * none.rate:g} % false alarms")
-    for name in config.outside:
-        for by, scores in result.outside[name].items():
-            shown = (f"{title} {scores[key]:.1f}" for key, title in OUTSIDE_TITLES.items())
-            print(f"outside {name} by {by}: {', '.join(shown)}")
+    if config.outside:
+        print_table(outside_table(result))
     if config.corruptions:
         print_table(corruption_table(result))
     if heat_map and result.diversity is not None:

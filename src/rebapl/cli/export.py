@@ -13,8 +13,8 @@ def export(
     run: options.RunArgument,
     *,
     out: Path,
-    classes: options.ClassesOption = None,
-    backbone: options.MovedBackbone = None,
+    classes: str | None = None,
+    backbone: str | None = None,
 ) -> None:
     """Write a run's class embeddings, or the whole predictor with all samples, for other programs.
 

@@ -25,7 +25,7 @@ def learn(
     inference: Annotated[str | None, typer.Option(autocompletion=options.complete_inference)] = None,
     backbone: str | None = None,
     shots: Annotated[int, typer.Option(min=1)] = SHOTS,
-    epochs: options.Epochs = None,
+    epochs: int | None = None,
     template: str | None = None,
     risk: Annotated[float | None, typer.Option(min=0, max=0.99)] = None,
     confidence: Annotated[float | None, typer.Option(min=0, max=0.999)] = None,
@@ -33,8 +33,8 @@ def learn(
     no_temperature: bool = False,
     out: Path | None = None,
     anew: bool = False,
-    device: options.Device = None,
-    jobs: options.Jobs = None,
+    device: str | None = None,
+    jobs: options.AtLeastOne = None,
     quiet: options.QuietOption = False,
 ) -> None:
     """Learn all classes of your photos, measure how well, and choose when to say "I don't know".
@@ -72,7 +72,7 @@ def learn(
     from rebapl.runs.config import RunConfig
     from rebapl.runs.engine import LocalEngine
     from rebapl.runs.folder import folder_name
-    from rebapl.runs.learn import choose_again, read_learned
+    from rebapl.runs.learn import choose_again
     from rebapl.runs.learn import learn as do_lesson
     from rebapl.runs.learn_choice import plan_lessons
 
@@ -115,7 +115,7 @@ def learn(
                     temperature=not no_temperature,
                 )
             print(f"learned: {lesson.out}")
-        for line in [*result_lines(lesson, *read_learned(lesson.out), confidence or CONFIDENCE), *warnings]:
+        for line in [*result_lines(lesson, confidence or CONFIDENCE), *warnings]:
             print(line)
         trained_by = lesson.final.resolved().training.inference
         if trained_by is not None and trained_by.samples == 1:
@@ -126,13 +126,13 @@ def learn(
 
 def _refuse_other_fits(out: Path, set_level: float | None, no_temperature: bool) -> None:
     """Refuse options of a finished lesson that would need its held-out answers in full, which are not kept."""
-    from rebapl.runs.learn import read_learned
+    from rebapl.posterior.storage import INSIDE, read_manifest
 
-    _, _, sets, temperature = read_learned(out)
-    if set_level is not None and (sets is None or sets.level != set_level):
+    learned = read_manifest(out / INSIDE)
+    if set_level is not None and (learned.conformal is None or learned.conformal.level != set_level):
         raise UserError(
             f"{out} was learned without prediction sets of level {set_level:g}, and the answers that choose them are "
             "not kept: give --anew to learn it again"
         )
-    if no_temperature and temperature is not None:
+    if no_temperature and learned.temperature is not None:
         raise UserError(f"{out} was learned with a temperature: give --anew to learn it without one")

@@ -2,6 +2,25 @@
 
 The names to complete are read from the files of the package, because importing torch would make a person who presses
 Tab wait. Names that plugins register are not completed. For all other options the shell completes file names.
+
+The help of an option is that of its command's docstring or, if it is not there, the one here.
+
+Parameters:
+    backbone: Folder or hub id of the backbone, if it is not where it was in training.
+    classes: Other class names, separated by commas, or @FILE with one per line.
+    device: cpu, cuda, or several such as cuda:0,cuda:1; if not given, the GPU if there is one.
+    engine: Where to do the runs: local (this machine), ray (a Ray cluster), slurm (SLURM jobs), or an engine that a
+        plugin registers.
+    engine_option: An option of the engine; repeatable. ray has address, cpus and gpus (for each run; gpus may be a
+        share such as 0.25), slurm has partition, time, cpus and gpus.
+    epochs: Number of epochs; if not given, the published number.
+    hm: Harmonic mean over several data sets: of-averages (of the average base and novel accuracies), or average (of the
+        harmonic means of the data sets).
+    jobs: Runs to do at the same time on each device; 1 if not given.
+    quiet: Show no progress and no notes; results, warnings and errors stay.
+    root: Folder of the published data sets; $REBAPL_DATA if not given.
+    runs: Folder for runs. Each run gets a folder in it, named after the hash of its settings.
+    track: Also log to these trackers, separated by commas: tensorboard, mlflow, or one that a plugin registers.
 """
 
 from __future__ import annotations
@@ -67,7 +86,8 @@ def described(command: Command) -> Command:
 
     Parameters before the `*` become arguments, and those after it options. The annotation of a parameter gives what its
     name and type cannot (a range, another name, the names that the shell completes). Typer shows the docstring up to
-    `Parameters:`; the rest is removed from it.
+    `Parameters:`; the rest is removed from it. Parameters that it leaves out have the help in the docstring of this
+    module.
 
     >>> @described
     ... def greet(name: str, *, loud: bool = False) -> None:
@@ -82,7 +102,7 @@ def described(command: Command) -> Command:
     """
     about, _, listed = (inspect.getdoc(command) or "").partition("\n\nParameters:\n")
     command.__doc__ = "\n\n".join(" ".join(paragraph.split()) for paragraph in about.split("\n\n"))
-    helps = {name: " ".join(text.split()) for name, text in re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", listed, re.M)}
+    helps = {**_helps(__doc__ or ""), **_helps(listed)}
     hints = get_type_hints(command, include_extras=True)
     for name, parameter in inspect.signature(command).parameters.items():
         kind, *infos = get_args(hints[name]) if get_origin(hints[name]) is Annotated else (hints[name],)
@@ -96,67 +116,22 @@ def described(command: Command) -> Command:
     return command
 
 
+def _helps(listed: str) -> dict[str, str]:
+    """The help of each parameter that a docstring lists."""
+    return {name: " ".join(text.split()) for name, text in re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", listed, re.M)}
+
+
 def expect_workers(device: str | None, jobs: int | None) -> None:
     """Start the server of worker processes, whose imports take long, at once if several runs are done at a time."""
     if (jobs or 1) > 1 or "," in (device or ""):
         begin_server()
 
 
-QuietOption = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Show no progress and no notes; results, warnings and errors stay.")
-]
-TrackOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Also log to these trackers, separated by commas: tensorboard, mlflow, or one that a plugin registers."
-    ),
-]
-Root = Annotated[Path | None, typer.Option(help="Folder of the published data sets; $REBAPL_DATA if not given.")]
-ClassesOption = Annotated[
-    str | None, typer.Option(help="Other class names, separated by commas, or @FILE with one per line.")
-]
-RunsFolder = Annotated[
-    Path, typer.Option(help="Folder for runs. Each run gets a folder in it, named after the hash of its settings.")
-]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q")]
 RunArgument = Annotated[Path, typer.Argument(autocompletion=complete_runs)]
-MovedBackbone = Annotated[
-    str | None, typer.Option(help="Folder or hub id of the backbone, if it is not where it was in training.")
-]
 OneDevice = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1; if not given, the GPU if there is one.")]
-HarmonicMean = Annotated[
-    str,
-    typer.Option(
-        help="Harmonic mean over several data sets: of-averages (of the average base and novel accuracies), or average "
-        "(of the harmonic means of the data sets)."
-    ),
-]
 AtLeastOne = Annotated[int | None, typer.Option(min=1)]
-Epochs = Annotated[int | None, typer.Option(help="Number of epochs; if not given, the published number.")]
-EngineName = Annotated[
-    str,
-    typer.Option(
-        help="Where to do the runs: local (this machine), ray (a Ray cluster), slurm (SLURM jobs), or an engine that a "
-        "plugin registers."
-    ),
-]
-EngineOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--engine-option",
-        "-E",
-        metavar="NAME=VALUE",
-        help="An option of the engine; repeatable. ray has address, cpus and gpus (for each run; gpus may be a share "
-        "such as 0.25), slurm has partition, time, cpus and gpus.",
-    ),
-]
-Device = Annotated[
-    str | None,
-    typer.Option(help="cpu, cuda, or several such as cuda:0,cuda:1; if not given, the GPU if there is one."),
-]
-Jobs = Annotated[int | None, typer.Option(min=1, help="Runs to do at the same time on each device; 1 if not given.")]
-ShardJobs = Annotated[
-    int | None, typer.Option(min=1, help="Shards to do at the same time on each device; 1 if not given.")
-]
+EngineOption = Annotated[list[str] | None, typer.Option("--engine-option", "-E", metavar="NAME=VALUE")]
 ShardEngine = Annotated[
     str | None,
     typer.Option(

@@ -36,7 +36,7 @@ def predict(
     images: list[Path] | None = None,
     *,
     list_: list[Path] | None = None,
-    classes: options.ClassesOption = None,
+    classes: str | None = None,
     template: str | None = None,
     top: Annotated[int, typer.Option(min=1)] = 3,
     abstain: bool | None = None,
@@ -45,10 +45,10 @@ def predict(
     strict: bool = False,
     out: Path | None = None,
     format_: str | None = None,
-    backbone: options.MovedBackbone = None,
+    backbone: str | None = None,
     device: Annotated[str | None, typer.Option("--device", "--devices")] = None,
     shard: Annotated[int | None, typer.Option(min=1, max=100000)] = None,
-    jobs: options.ShardJobs = None,
+    jobs: options.AtLeastOne = None,
     engine: options.ShardEngine = None,
     engine_option: options.EngineOption = None,
     quiet: options.QuietOption = False,
@@ -75,6 +75,7 @@ def predict(
         device: cpu, cuda, or several such as cuda:0,cuda:1, which share the images. If not given, the GPU if there is
             one.
         shard: Number of images in a shard of --out; if not given, 2048, or 128 on a CPU.
+        jobs: Shards to do at the same time on each device; 1 if not given.
     """
     options.expect_workers(None, jobs)
     from rebapl.cli.progress import StepProgress

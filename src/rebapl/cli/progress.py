@@ -25,7 +25,7 @@ from rich.progress import (
 
 from rebapl.errors import printable
 from rebapl.runs.jobs import Event, Outcome, Retried, Stalled, Started, Stepped, Work
-from rebapl.wording import roughly
+from rebapl.wording import in_two_units, roughly
 
 if TYPE_CHECKING:
     from rebapl.reports.tables import Table
@@ -140,7 +140,7 @@ class StepProgress:
         self._end_bar(outcome.job)
         if not outcome.attempts:
             return
-        how = f"done in {clock(outcome.seconds)}" if outcome.state == "done" else outcome.state
+        how = f"done in {in_two_units(outcome.seconds)}" if outcome.state == "done" else outcome.state
         why = "" if outcome.failure is None else f", {outcome.failure}"
         states = list(self.states.values())
         counts = [f"{states.count(state)} {state}" for state in STATES if state in states]
@@ -190,16 +190,3 @@ class Steps:
         if self.bar is not None:
             self.shown.progress.remove_task(self.bar)
             self.bar = None
-
-
-def clock(seconds: float) -> str:
-    """A duration as a clock shows it.
-
-    >>> clock(7), clock(754), clock(9000)
-    ('7 s', '12:34', '2:30:00')
-    """
-    whole = round(seconds)
-    hours, minutes = divmod(whole // 60, 60)
-    if whole < 60:
-        return f"{whole} s"
-    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"

@@ -15,8 +15,8 @@ def report(
     runs: Annotated[list[Path], typer.Argument(autocompletion=options.complete_runs)],
     *,
     out: Path = Path("report.html"),
-    root: options.Root = None,
-    backbone: options.MovedBackbone = None,
+    root: Path | None = None,
+    backbone: str | None = None,
     device: options.OneDevice = None,
     quiet: options.QuietOption = False,
 ) -> None:

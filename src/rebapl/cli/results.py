@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rebapl.cli import options
 from rebapl.errors import unknown
 
 
@@ -12,7 +11,7 @@ def results(
     runs: list[Path] | None = None,
     *,
     export: list[Path] | None = None,
-    hm: options.HarmonicMean = "of-averages",
+    hm: str = "of-averages",
 ) -> None:
     """Show the scores of all finished runs, as means over seeds.
 
@@ -33,7 +32,7 @@ def results(
         if file.suffix not in endings:
             raise unknown("ending of --export", file.suffix or file.name, endings)
     found = find_runs(runs or [Path("runs")])
-    tables = result_tables(found, hm)
+    tables = result_tables(found.runs, hm)
     for table in tables:
         print_table(table)
     if not found.runs:

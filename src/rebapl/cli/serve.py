@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,8 +19,8 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
     rate: Annotated[float, typer.Option(min=0.1)] = 20.0,
     behind_proxy: bool = False,
-    root: options.Root = None,
-    backbone: options.MovedBackbone = None,
+    root: Path | None = None,
+    backbone: str | None = None,
     device: options.OneDevice = None,
     quiet: options.QuietOption = False,
 ) -> None:

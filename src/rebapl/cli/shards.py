@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from rebapl.cli.progress import StepProgress
     from rebapl.posterior.records import Record
     from rebapl.runs.engine import Engine
-    from rebapl.runs.row_maker import Entry, RowMaker
-    from rebapl.runs.shards import Place
+    from rebapl.runs.shards import Entry, Place, RowMaker
 
 IN_SHARDS = "of a .csv, .jsonl or .parquet file, or of a folder: name it with --out"
 

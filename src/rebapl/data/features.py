@@ -55,11 +55,14 @@ COLUMNS = ("image_path", "sha256", "label", "class", "split")
 
 
 def shard_files(folder: Path, form: str, number: int) -> list[Path]:
-    """The files of a shard: one with everything, or in the form `npy` one with features and one with other columns."""
+    """The files of a shard: one with everything, or in the form `npy` one with features and one with other columns.
+
+    Shards of answers have the same names, with the ending of their own format.
+    """
     if form == "npy":
         names = [f"img_emb/img_emb_{number:06}.npy", f"metadata/metadata_{number:06}.parquet"]
         return [folder / name for name in names]
-    return [folder / f"shard-{number:06}.parquet"]
+    return [folder / f"shard-{number:06}.{form.partition('-')[0]}"]
 
 
 def shard_bytes(rows: Sequence[FeatureRow], features: np.ndarray, form: str) -> list[bytes]:

@@ -12,7 +12,6 @@ Images of equal confidence have no order. Where an order is needed, right_n of e
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rebapl.errors import unknown
-from rebapl.numbers import harmonic_mean
+from rebapl.numbers import harmonic_mean, mean
 
 HM_CONVENTIONS = ("of-averages", "average")
 """The harmonic mean over several data sets: of the two average accuracies, or the average over the data sets."""
@@ -203,10 +202,7 @@ def average_over_data(
     {'base': 70.0, 'novel': 55.0, 'hm': 61.6, 'hm of-averages': 61.6, 'hm average': 60.0}
     """
     check_hm_convention(convention)
-    means: dict[str, float | None] = {}
-    for name in per_data[0]:
-        known = [value for scores in per_data if (value := scores[name]) is not None]
-        means[name] = statistics.fmean(known) if len(known) == len(per_data) else None
+    means = {name: mean(scores[name] for scores in per_data) for name in per_data[0]}
     base, novel = means.get("base"), means.get("novel")
     if base is None or novel is None:
         return means

@@ -1,12 +1,14 @@
 """The report on one run or several as one HTML file, which loads nothing and runs no script.
 
-The template `page/report.html` has the sections and their prose, and calls the functions here for their tables, figures
-and pictures. It escapes every text. Only figures are inserted as they are, because they escape their texts themselves.
-A policy in the page forbids the browser to load anything, whatever a class name or a path contains.
+The template `page/report.html` has the sections and their prose. It calls the functions of this module, as `page`, and
+those of `figures`, `pictures` and `results` for their content. It escapes every text. Only figures are inserted as they
+are, because they escape their texts themselves. A policy in the page forbids the browser to load anything, whatever a
+class name or a path contains.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -24,15 +26,13 @@ from rebapl.evaluation.scores import proportion_interval, scores
 from rebapl.files import write_atomically
 from rebapl.learners import METHODS
 from rebapl.numbers import effective_samples, harmonic_mean, spread
-from rebapl.reports import style
+from rebapl.reports import figures, pictures, results, style
 from rebapl.reports.comparison import HALVES, HARMONIC_MEAN, compare, resampled_harmonic_mean
-from rebapl.reports.figures import Illustration, reliability_figure, risk_figure, training_figures
+from rebapl.reports.figures import Illustration
 from rebapl.reports.inspection import Answered, InspectedRun
-from rebapl.reports.pictures import disputed, sure_mistakes
-from rebapl.reports.results import chosen_settings, corruption_table, result_tables, short_value
 from rebapl.reports.tables import Cell, Row, Table, score_cells
 from rebapl.runs.config import data_name
-from rebapl.runs.folder import POSTERIOR, Found
+from rebapl.runs.folder import POSTERIOR
 from rebapl.sampling import PRESETS
 from rebapl.score_columns import SCORE_COLUMNS, headings
 from rebapl.settings import leaves
@@ -52,8 +52,7 @@ NUMBERED, SQUARES = 12, 40
 
 OF_SAMPLE = ("accuracy", "nll", "ece")
 OF_PART = ("images", *OF_SAMPLE, "brier", "aurc", "tempered_nll", "tempered_ece")
-DETECTION = ("auroc", "fpr95", "aupr")
-"""The scores of a sample, of a test part and of outside images that the page shows."""
+"""The scores of a sample and of a test part that the page shows."""
 
 INTERVALS = (
     "Below each score is its 95 % interval: how far it would move with other test images of the same kind. Another "
@@ -70,6 +69,7 @@ PAGES = Environment(
     finalize=lambda value: printable(value, keep="\n") if type(value) is str else value,
 )
 PAGES.filters |= {"few": few, "in_two_units": in_two_units, "number_of": number_of}
+PAGES.globals |= {"page": sys.modules[__name__], "figures": figures, "pictures": pictures, "results": results}
 PAGES.globals |= {"methods": METHODS, "presets": PRESETS, "style": style, "version": __version__}
 
 
@@ -88,7 +88,7 @@ def report_html(runs: Sequence[InspectedRun]) -> str:
         title=f"Comparison of {len(runs)} runs" if several else runs[0].name,
         runs=runs if detailed else [],
         several=several,
-        tables_of_scores=result_tables(Found([run.run for run in runs if run.run.result.parts], [], [])),
+        tables_of_scores=results.result_tables([run.run for run in runs if run.result.parts]),
         comparison=compare(runs, stored=not detailed) if several else None,
         remarks=[] if detailed else [f"{run.name}: {remark}" for run in runs for remark in run.remarks],
         most=DETAILED,
@@ -147,7 +147,7 @@ def warnings_on(run: InspectedRun) -> Iterator[str]:
 def settings_table(run: InspectedRun) -> Table:
     """Every setting of the run, resolved."""
     resolved = {**run.run.resolved, "data": data_name(run.config.data)}
-    rows = [[key, short_value(value)] for key, value in leaves(resolved)]
+    rows = [[key, results.short_value(value)] for key, value in leaves(resolved)]
     return Table("Settings, every one resolved", ["setting", "value"], rows)
 
 
@@ -184,17 +184,6 @@ def _versions(part: Answered, temperature: float | None) -> dict[str, Answered]:
     return {"as given": part, **softer}
 
 
-def outside_table(run: InspectedRun) -> Table | None:
-    """How well each kind of uncertainty recognises outside images; None if that was not scored."""
-    rows: list[Row] = [
-        [name, uncertainty, *score_cells(detection, *DETECTION)]
-        for name, by_uncertainty in run.result.outside.items()
-        for uncertainty, detection in by_uncertainty.items()
-    ]
-    columns = ["outside images", "told apart by", *headings(*DETECTION)]
-    return Table("Outside images", columns, rows) if rows else None
-
-
 def sample_table(run: InspectedRun) -> Table | None:
     """The scores of each sample alone on each test part; None if there is only one sample."""
     rows: list[Row] = []
@@ -209,12 +198,12 @@ def sample_table(run: InspectedRun) -> Table | None:
 
 def reliability_figures(run: InspectedRun) -> list[Illustration]:
     """The reliability diagram of each test part, before and after the temperature."""
-    return [reliability_figure(name, _versions(part, run.temperature)) for name, part in run.parts.items()]
+    return [figures.reliability_figure(name, _versions(part, run.temperature)) for name, part in run.parts.items()]
 
 
 def risk_figures(run: InspectedRun) -> list[Illustration]:
     """The figure of risk against coverage of each test part."""
-    return [risk_figure(name, part) for name, part in run.parts.items()]
+    return [figures.risk_figure(name, part) for name, part in run.parts.items()]
 
 
 def sets_table(run: InspectedRun) -> Table:
@@ -286,29 +275,3 @@ def _frequent_mistakes(name: str, part: Answered) -> Table:
     ]
     columns = ["true class", "answered", "images", "% of the class"]
     return Table(f"The most frequent mistakes on {name}", columns, rows)
-
-
-PAGES.globals |= {
-    function.__name__: function
-    for function in (
-        bytes_on_disk,
-        chosen_settings,
-        confusion_tables,
-        corruption_table,
-        data_name,
-        disputed,
-        diversity_tables,
-        empty_sections,
-        outside_table,
-        reliability_figures,
-        risk_figures,
-        sample_table,
-        sets_table,
-        settings_table,
-        sure_mistakes,
-        tiles,
-        together_table,
-        training_figures,
-        warnings_on,
-    )
-}

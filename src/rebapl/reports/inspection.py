@@ -14,7 +14,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 
 from rebapl.data.task import Part, Task
@@ -29,7 +28,7 @@ from rebapl.runs.folder import CONFIG, LOG, RESULTS, Run, changed_files, config_
 from rebapl.runs.machine import best_device, kept_backbone
 from rebapl.runs.results import RunResult, read_result
 from rebapl.sampling import Inference
-from rebapl.sampling.schedule import build_schedule
+from rebapl.sampling.schedule import build_timetable
 from rebapl.training.log import EVERY, read_log
 
 T = TypeVar("T")
@@ -235,19 +234,11 @@ def course_of(inference: Inference, num_data: int, log: Sequence[Mapping[str, fl
     steps = inference.all_epochs * per_epoch
     if inference.adaptive is not None and log:
         steps = min(steps, int(log[-1]["step"]) + EVERY)
-    weight = torch.nn.Parameter(torch.zeros(1))
-    schedule = build_schedule(
-        inference, [weight], num_data, per_epoch, torch.Generator(), torch.optim.SGD([weight], lr=inference.sampler.lr)
+    table = build_timetable(inference, per_epoch)
+    places = [table.locate(step) for step in range(steps)]
+    return Course(
+        lr=[table.lr(inference.sampler.lr, *place) for place in places],
+        exploring=[table.explores(*place) for place in places],
+        samples=[step + 1 for step in range(steps) if table.marks_sample(step)],
+        cycles=[step for step, (_, within) in enumerate(places) if within == 0],
     )
-    weight.grad = torch.zeros(1)
-    lr, exploring, samples, cycles = [], [], [], []
-    for step in range(steps):
-        if schedule.at_cycle_start:
-            cycles.append(step)
-        lr.append(schedule.lr)
-        exploring.append(schedule.exploring)
-        schedule.current.step()
-        schedule.step()
-        if schedule.at_sample:
-            samples.append(step + 1)
-    return Course(lr, exploring, samples, cycles)

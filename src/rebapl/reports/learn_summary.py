@@ -13,12 +13,11 @@ from rebapl.data.folds import ENOUGH, TEST
 from rebapl.data.own_images import passed_over
 from rebapl.errors import printable
 from rebapl.evaluation.scores import proportion_interval
-from rebapl.posterior.conformal import Conformal
 from rebapl.posterior.prediction import Threshold
 from rebapl.posterior.selective import CONFIDENCE, answered_within
-from rebapl.posterior.temperature import Temperature
-from rebapl.runs.folder import HELD_OUT, RESULTS
-from rebapl.runs.learn import COVERAGE, Answer, Lesson
+from rebapl.posterior.storage import read_manifest
+from rebapl.runs.folder import HELD_OUT, POSTERIOR, RESULTS
+from rebapl.runs.learn import COVERAGE, Answer, Lesson, read_answers
 from rebapl.runs.results import read_result
 from rebapl.wording import few
 
@@ -61,20 +60,14 @@ def _measured_by(lesson: Lesson) -> str:
     )
 
 
-def result_lines(
-    lesson: Lesson,
-    answers: Sequence[Answer],
-    threshold: Threshold | None,
-    conformal: Conformal | None,
-    temperature: Temperature | None,
-    confidence: float = CONFIDENCE,
-) -> list[str]:
+def result_lines(lesson: Lesson, confidence: float = CONFIDENCE) -> list[str]:
     """The lines of the result: accuracy, confusions, fitted threshold, sets and temperature, files, the next command.
 
     The shares of answered images at the risks `RISKS` are computed with the confidence of the threshold's promise, or
     with `confidence` if the threshold promises nothing.
     """
-    files = [f"{lesson.out / 'posterior'} (what was learned)"]
+    files = [f"{lesson.out / POSTERIOR} (what was learned)"]
+    answers, posterior = read_answers(lesson.out), read_manifest(lesson.out / POSTERIOR)
     if not answers:
         lines = [
             "accuracy: unknown. No class has two different images, so none can be held out to measure it",
@@ -86,10 +79,12 @@ def result_lines(
         right, total = sum(answer.right for answer in answers), len(answers)
         accuracy = f"accuracy: {_share(right, total)}; {right} of {total} held-out images were right"
         lines = [accuracy, _mixed_up(answers)]
-        if temperature is not None:
-            lines.append(f"{temperature}, the held-out ones, so it cost no training (--no-temperature leaves it out)")
-        lines.append(_threshold(answers, threshold, confidence))
-        if conformal is not None:
+        if posterior.temperature is not None:
+            lines.append(
+                f"{posterior.temperature}, the held-out ones, so it cost no training (--no-temperature leaves it out)"
+            )
+        lines.append(_threshold(answers, posterior.threshold, confidence))
+        if (conformal := posterior.conformal) is not None:
             lines.append(
                 f"prediction sets: at level {100 * conformal.level:g} %; those of the held-out images have "
                 f"{conformal.size:.2f} classes on average. Promise: the right class of a new image is in its set with "

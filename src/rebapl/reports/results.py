@@ -1,21 +1,23 @@
-"""Tables of scores: of many runs with means over seeds, of one run, and of one on corrupted images; and a CSV list."""
+"""Tables of scores: of many runs with means over seeds, of one run, on outside and on corrupted images; a CSV list."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import statistics
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import chain, groupby
 from typing import Any
 
+from rebapl.data.corruptions import CORRUPTIONS, SEVERITIES
 from rebapl.data.task import TARGETS
 from rebapl.evaluation.scores import HM_CONVENTIONS, average_over_data
+from rebapl.files import csv_text
+from rebapl.numbers import mean
 from rebapl.reports.tables import Cell, Row, Table, score_cells
 from rebapl.runs.config import data_name, first_difference
-from rebapl.runs.folder import Found, Run
+from rebapl.runs.folder import Run
 from rebapl.runs.results import RunResult, Scores
 from rebapl.score_columns import SCORE_COLUMNS, headings
 from rebapl.settings import leaves
@@ -39,6 +41,9 @@ CORRUPTED = ("accuracy", *DOUBT)
 SUMMARY = ("accuracy", *DOUBT, "images")
 """The scores of one run that `rebapl evaluate` prints."""
 
+DETECTION = ("auroc", "fpr95", "aupr")
+"""The scores that say how well outside images are recognised."""
+
 _HALVED = ("base-to-novel", "selection")
 """The protocols that score two halves of the classes: base and novel ones."""
 
@@ -46,12 +51,12 @@ Read = Callable[["Group", Run], float | None]
 """A function that reads one score of a run of a group; None if the run does not have it."""
 
 
-def result_tables(found: Found, hm: str = HM_CONVENTIONS[0]) -> list[Table]:
+def result_tables(runs: Sequence[Run], hm: str = HM_CONVENTIONS[0]) -> list[Table]:
     """One table per protocol, with means and standard deviations over seeds. The best number of each data set is bold.
 
     `hm` is the convention of the harmonic mean over data sets, one of `HM_CONVENTIONS`.
     """
-    by_protocol = {protocol: grouped(run for run in found.runs if protocol in run.protocols) for protocol in TITLES}
+    by_protocol = {protocol: grouped(run for run in runs if protocol in run.result.protocols) for protocol in TITLES}
     return [_protocol_table(protocol, groups, hm) for protocol, groups in by_protocol.items() if groups]
 
 
@@ -62,19 +67,19 @@ def long_list(runs: Sequence[Run]) -> str:
     """
     words = ("data", "method", "inference", "shots", "seed", "backbone")
     numbers = (*SCORES, "training_seconds")
-    rows: list[Row] = []
+    rows: list[list[Any]] = []
     for run in runs:
         backbone = run.config.get("backbone") or run.resolved["backbone"]
         settings = {**run.config, "inference": run.resolved["inference"]["name"], "backbone": backbone}
         for part, scores in run.result.parts.items():
             of_part = {"images": scores.images, "training_seconds": run.result.seconds.training}
-            for protocol in [name for name, parts in run.protocols.items() if part in parts] or [""]:
+            for protocol in [name for name, parts in run.result.protocols.items() if part in parts] or [""]:
                 front = [run.folder.name, protocol, *(str(settings.get(word, "")) for word in words)]
                 front += [", ".join(chosen_settings(run)), part]
                 for sample, of_sample in [("all", scores), *enumerate(scores.per_sample, 1)]:
-                    cells = score_cells({**dict(of_sample), **of_part}, *numbers)
-                    rows.append([*front, str(sample), *cells])
-    return Table("", ["run", "protocol", *words, "settings", "part", "sample", *numbers], rows).to_csv()
+                    values = {**dict(of_sample), **of_part}
+                    rows.append([*front, sample, *(values.get(name) for name in numbers)])
+    return csv_text([["run", "protocol", *words, "settings", "part", "sample", *numbers], *rows])
 
 
 def chosen_settings(run: Run) -> list[str]:
@@ -125,8 +130,7 @@ class Group:
 
     def over(self, read: Read, digits: int = 2) -> Cell:
         """The mean and the standard deviation of a score over those runs that have it."""
-        values = [read(self, run) for run in self.runs]
-        return Cell.over([value for value in values if value is not None], digits)
+        return Cell.over((read(self, run) for run in self.runs), digits)
 
 
 def ranges(seeds: Sequence[int]) -> str:
@@ -204,7 +208,7 @@ def _columns(protocol: str, groups: Sequence[Group]) -> dict[str, tuple[str, Rea
 
     if protocol in _HALVED:
         return of(_base_novel, *BASE_NOVEL)
-    parts = dict.fromkeys(part for group in groups for run in group.runs for part in run.protocols[protocol])
+    parts = dict.fromkeys(part for group in groups for run in group.runs for part in run.result.protocols[protocol])
     targets = [part for part in parts if part != "test"]
     if not targets:
         return of(partial(_score, "test"), "accuracy", *DOUBT)
@@ -213,7 +217,7 @@ def _columns(protocol: str, groups: Sequence[Group]) -> dict[str, tuple[str, Rea
         """The average over the targets of the run's group; None where the run lacks one of them."""
 
         def read(group: Group, run: Run) -> float | None:
-            wanted = {*chain(*(each.protocols[protocol] for each in group.runs))} - {"test"}
+            wanted = {*chain(*(each.result.protocols[protocol] for each in group.runs))} - {"test"}
             return average_over_parts(run.result, wanted, score)
 
         return read
@@ -224,8 +228,7 @@ def _columns(protocol: str, groups: Sequence[Group]) -> dict[str, tuple[str, Rea
 
 def average_over_parts(result: RunResult, parts: Collection[str], score: str) -> float | None:
     """The mean of a score over these test parts of a run; None if one of them is missing or lacks the score."""
-    values: list[Any] = [getattr(result.parts.get(part), score, None) for part in parts]
-    return statistics.fmean(values) if values and None not in values else None
+    return mean(getattr(result.parts.get(part), score, None) for part in parts)
 
 
 def _averages(groups: Sequence[Group], words: GroupWords, hm: str) -> list[list[Cell | str]]:
@@ -248,8 +251,7 @@ def _averages(groups: Sequence[Group], words: GroupWords, hm: str) -> list[list[
         seeds = [seed for seed in by_seed[0] if all(seed in scores for scores in by_seed)]
         if seeds:
             averages = [average_over_data([scores[seed] for scores in by_seed], hm) for seed in seeds]
-            known = {name: [value for row in averages if (value := row[name]) is not None] for name in BASE_NOVEL}
-            cells = (Cell.over(values, SCORE_COLUMNS[name].digits) for name, values in known.items())
+            cells = [Cell.over((row[name] for row in averages), SCORE_COLUMNS[name].digits) for name in BASE_NOVEL]
             rows.append(["average", *words.cells(per_data[0]), *cells, Cell(None, digits=0), ranges(seeds)])
     return rows
 
@@ -306,9 +308,19 @@ def scores_table(result: RunResult, title: str) -> Table:
     targets = {protocol: [name for name in names if name != "test"] for protocol, names in result.protocols.items()}
     for protocol, names in targets.items():
         if protocol in TARGETS and names:
-            mean = statistics.fmean(result.parts[name].accuracy for name in names)
-            notes.append(f"average accuracy over the targets of {protocol} {mean:.2f}")
+            average = average_over_parts(result, names, "accuracy")
+            notes.append(f"average accuracy over the targets of {protocol} {average:.2f}")
     return Table(title, ["classes", *headings(*SUMMARY)], rows, notes)
+
+
+def outside_table(result: RunResult) -> Table:
+    """How well each kind of uncertainty recognises outside images."""
+    rows: list[Row] = [
+        [name, uncertainty, *score_cells(detection, *DETECTION)]
+        for name, by_uncertainty in result.outside.items()
+        for uncertainty, detection in by_uncertainty.items()
+    ]
+    return Table("Outside images", ["outside images", "told apart by", *headings(*DETECTION)], rows, merged=1)
 
 
 def corruption_table(result: RunResult) -> Table:
@@ -317,8 +329,6 @@ def corruption_table(result: RunResult) -> Table:
     The last row has the means over the corruptions. They are plain means: unlike the mCE of ImageNet-C, they are not
     divided by the errors of a reference network.
     """
-    from rebapl.data.corruptions import CORRUPTIONS, SEVERITIES  # imported here, because few runs have corruptions
-
     by_row = {name: [result.corruptions[name]] for name in CORRUPTIONS if name in result.corruptions}
     rules = [len(by_row)] if len(by_row) > 1 else []
     if len(by_row) > 1:
@@ -336,10 +346,10 @@ def _means(corruptions: Sequence[Mapping[str, Scores]], severities: Iterable[int
     """
     row: list[Cell] = []
     for severity in map(str, severities):
-        known = [by_severity[severity].accuracy for by_severity in corruptions if severity in by_severity]
-        row += score_cells({"accuracy": statistics.fmean(known) if known else None}, "accuracy")
-    means: dict[str, float | None] = {}
-    for name in CORRUPTED:
-        values = [[getattr(scores, name) for scores in by_severity.values()] for by_severity in corruptions]
-        means[name] = None if any(None in each for each in values) else statistics.fmean(map(statistics.fmean, values))
+        known = (by_severity[severity].accuracy for by_severity in corruptions if severity in by_severity)
+        row += score_cells({"accuracy": mean(known)}, "accuracy")
+    means = {
+        name: mean(mean(getattr(scores, name) for scores in by_severity.values()) for by_severity in corruptions)
+        for name in CORRUPTED
+    }
     return [*row, *score_cells(means, *CORRUPTED)]

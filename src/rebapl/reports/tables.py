@@ -5,10 +5,8 @@ CSV has unrounded numbers. The template `page/table.html` writes a table for a p
 
 from __future__ import annotations
 
-import csv
-import io
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, takewhile
 from pathlib import Path
@@ -17,7 +15,8 @@ import rich.markup
 import rich.table
 
 from rebapl.errors import printable
-from rebapl.files import write_atomically
+from rebapl.files import csv_text, write_atomically
+from rebapl.numbers import mean
 from rebapl.score_columns import SCORE_COLUMNS
 
 EMPTY = "–"
@@ -67,15 +66,16 @@ class Cell:
     share: float | None = None
 
     @classmethod
-    def over(cls, values: Sequence[float], digits: int = 2) -> Cell:
-        """The mean and the standard deviation (n − 1) of the values. One value has no deviation; no value is a dash.
+    def over(cls, values: Iterable[float | None], digits: int = 2) -> Cell:
+        """The mean and the standard deviation (n − 1) of those values that are not None.
 
-        >>> str(Cell.over([80.0, 82.0])), str(Cell.over([80.0])), str(Cell.over([]))
+        One value has no deviation; no value is a dash.
+
+        >>> str(Cell.over([80.0, 82.0])), str(Cell.over([80.0, None])), str(Cell.over([]))
         ('81.00 ± 1.41', '80.00', '–')
         """
-        if not values:
-            return cls(None, digits=digits)
-        return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, digits)
+        known = [value for value in values if value is not None]
+        return cls(mean(known), statistics.stdev(known) if len(known) > 1 else None, digits)
 
     def minus(self, other: Cell) -> Cell:
         """The difference of two values as a signed cell; a dash if one of them is missing.
@@ -274,9 +274,7 @@ class Table:
                 columns.append([f"{name} std", *deviations])
         if self.footnotes:
             columns.append(["notes", *("; ".join(_footnotes([row])) for row in self.rows)])
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(zip(*columns, strict=True))
-        return text.getvalue()
+        return csv_text(zip(*columns, strict=True))
 
     def to_latex(self) -> str:
         """A LaTeX `table`, which needs the packages booktabs and xcolor."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +29,7 @@ from rebapl.evaluation.tasks import (
     trained_part,
 )
 from rebapl.learners import METHODS, takes_features
+from rebapl.numbers import mean
 from rebapl.posterior import Posterior
 from rebapl.posterior.outside import OUTSIDE_SCORES
 from rebapl.reports.style import BOTH_COLUMNS, GREY, PAPER_FONTS, bare_axes, line_style
@@ -107,18 +107,11 @@ def read_doubt(context: Context, config: RunConfig, row: TableRow) -> dict[str, 
     names = {"corrupted": "nll", "corrupted ece": "ece", "corrupted at": "tempered_nll"}
     scores: dict[str, float | None] = {
         **{name: getattr(part, name) for name in PLAIN},
-        **{title: _mean(getattr(each, name) for each in corrupted) for title, name in names.items()},
+        **{title: mean(getattr(each, name) for each in corrupted) for title, name in names.items()},
         **{kind: told.get(kind) for kind in SHOWN_AS.values()},
         **{name: cost[name] for name in ("parameters", "passes", "milliseconds")},
     }
     return {config.data: scores}
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    """The mean; None if a value is missing."""
-    there = list(values)
-    known = [value for value in there if value is not None]
-    return statistics.fmean(known) if known and len(known) == len(there) else None
 
 
 def read_outside(context: Context, config: RunConfig, row: TableRow) -> dict[str, Scores]:

@@ -250,7 +250,7 @@ class FilledTable:
         section, column = section or self.summary, self.of.scores[score]
         values = [scores[score] for scores in self.collected[row][section]]
         if not over:
-            return Cell.over([value for value in values if value is not None], column.digits)
+            return Cell.over(values, column.digits)
         pairs = zip(values, (scores[score] for scores in self.collected[over][section]), strict=True)
         differences = [one - other for one, other in pairs if one is not None and other is not None]
         return replace(Cell.over(differences, column.digits), signed=column.better == "↑")

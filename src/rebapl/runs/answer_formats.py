@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rebapl.files import import_parquet, written_whole
+from rebapl.files import csv_text, import_parquet, written_whole
 from rebapl.posterior.records import RANKED, Record, columns, row_of, said
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _TAKEN_FOR_FORMULAS = ("=", "+", "-", "@", "\t", "\r", "'")
 
 def head_bytes(form: str, top: int) -> bytes:
     """The line before the rows: in CSV the names of the columns, otherwise nothing."""
-    return _csv([columns(top)]) if form.startswith("csv") else b""
+    return csv_text([columns(top)]).encode() if form.startswith("csv") else b""
 
 
 def rows_bytes(records: Sequence[Record], form: str, top: int) -> bytes:
@@ -44,7 +44,9 @@ def rows_bytes(records: Sequence[Record], form: str, top: int) -> bytes:
         return stream.getvalue()
     with_words = (record if record["error"] is not None else {**record, "answer": said(record)} for record in records)
     rows: Iterable[Sequence[Any]] = (row_of(record, top) for record in with_words)
-    return _csv([escaped(cell) for cell in row] for row in rows) if form == ESCAPED else _csv(rows)
+    if form == ESCAPED:
+        rows = ([escaped(cell) for cell in row] for row in rows)
+    return csv_text(rows).encode()
 
 
 def escaped(cell: Any) -> Any:
@@ -54,12 +56,6 @@ def escaped(cell: Any) -> Any:
     ("'=1+1", 'a.png', -0.5)
     """
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(_TAKEN_FOR_FORMULAS) else cell
-
-
-def _csv(rows: Iterable[Sequence[Any]]) -> bytes:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue().encode()
 
 
 def _table(records: Sequence[Record], top: int) -> pyarrow.Table:

@@ -15,9 +15,7 @@ from rebapl.posterior.answers import Pace, Question, answer_files
 from rebapl.posterior.records import Record, as_text
 from rebapl.runs.answer_formats import rows_bytes
 from rebapl.runs.machine import kept_backbone
-from rebapl.runs.row_maker import Entry
-
-WHAT = "answers of rebapl predict"
+from rebapl.runs.shards import Entry
 
 SIZE = 2048
 """Images in a shard. They take some seconds on a GPU, and a process that is killed loses at most one shard."""

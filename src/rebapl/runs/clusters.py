@@ -28,7 +28,7 @@ from pydantic import Field, model_validator
 from rebapl.errors import UserError, first_line
 from rebapl.files import read_json, write_atomically, write_json
 from rebapl.processes import in_a_safe_folder
-from rebapl.runs.engine import ENGINES, GRACE_SECONDS, Engine, EngineOptions
+from rebapl.runs.engine import GRACE_SECONDS, Engine, EngineOptions, register_engine
 from rebapl.runs.jobs import Failure, Work, perform_text, read_failure, read_progress
 from rebapl.settings import refuse
 
@@ -63,7 +63,7 @@ class RayOptions(EngineOptions):
         return self
 
 
-@ENGINES.register("ray")
+@register_engine("ray")
 class RayEngine(Engine[Any]):
     """Distributes jobs over a Ray cluster by the number of CPUs and GPUs that each job takes.
 
@@ -77,7 +77,6 @@ class RayEngine(Engine[Any]):
 
     def __init__(self, runs: Path = Path("runs"), **options: Any) -> None:
         super().__init__(runs, **options)
-        self.address = self.options.address or os.environ.get("RAY_ADDRESS") or "local"
         self.cpus, self.gpus = self.options.cpus, self.options.gpus
         self.threads = max(1, int(self.cpus))
 
@@ -88,7 +87,7 @@ class RayEngine(Engine[Any]):
         self.ray = _imported("ray", "ray")
         ours = not self.ray.is_initialized()
         if ours:
-            _connect(self.ray, self.address)
+            _connect(self.ray, self.options.address or os.environ.get("RAY_ADDRESS") or "local")
         try:
             self._choose_resources()
             yield
@@ -176,7 +175,7 @@ class SlurmOptions(EngineOptions):
     cluster: str = "slurm"
 
 
-@ENGINES.register("slurm")
+@register_engine("slurm")
 class SlurmEngine(Engine["_SlurmJob"]):
     """Submits each job as a SLURM job. All machines must see the folder of the runs.
 

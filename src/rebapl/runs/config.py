@@ -7,12 +7,13 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from rebapl.backbones import backbone_stamps
 from rebapl.data.catalogue import is_own, load_dataset, own_path
+from rebapl.data.corruptions import Corruption, named_corruptions
 from rebapl.data.dataset import Dataset
 from rebapl.data.embedded import NOISE
 from rebapl.data.features import StoredFeatures, is_features
@@ -23,9 +24,6 @@ from rebapl.errors import UserError
 from rebapl.files import content_sha256, sha256, stamp
 from rebapl.settings import Settings, leaves
 from rebapl.training import ResolvedTraining, default_backbone, resolve_training
-
-if TYPE_CHECKING:
-    from rebapl.data.corruptions import Corruption
 
 TRAINED_CLASSES = {"base-to-novel": "base", "selection": "pseudo-base"}
 """Which classes a protocol trains on. A protocol that is not named here trains on all of them."""
@@ -122,10 +120,6 @@ class RunConfig(Settings):
 
     def corruptions_by_severity(self) -> list[Corruption]:
         """The requested corruptions, one for each severity. Unknown names are refused."""
-        if not self.corruptions:
-            return []
-        from rebapl.data.corruptions import named_corruptions  # late: few runs need them
-
         return named_corruptions(self.corruptions)
 
     def resolved(self) -> ResolvedRun:
@@ -255,24 +249,21 @@ def own_images(data: str, split: str | None, template: str | None, whole: bool) 
     Both are needed often. For a folder they are cached until the stamp of one of its files changes.
     """
     path = own_path(data).resolve()
-    arguments = (str(path), split, template, whole)
-    if not path.is_dir():
-        return _load_own(*arguments)
-    files = [*files_below(path), *([] if split is None else [Path(split)])]
-    return _cached_own(arguments, hash(tuple(stamp(file) for file in files if file.exists())))
-
-
-def _load_own(path: str, split: str | None, template: str | None, whole: bool) -> tuple[Dataset, str]:
-    dataset = load_dataset(path, split=split, template=template, whole=whole)
-    return dataset, identity(dataset)
+    load = _own_images if path.is_dir() else _own_images.__wrapped__
+    files = [*files_below(path), *([] if split is None else [Path(split)])] if path.is_dir() else []
+    return load(str(path), split, template, whole, hash(tuple(stamp(file) for file in files if file.exists())))
 
 
 @functools.lru_cache(maxsize=4)
-def _cached_own(
-    arguments: tuple[str, str | None, str | None, bool],
+def _own_images(
+    path: str,
+    split: str | None,
+    template: str | None,
+    whole: bool,
     stamps: int,  # noqa: ARG001 (part of the key of the cache)
 ) -> tuple[Dataset, str]:
-    return _load_own(*arguments)
+    dataset = load_dataset(path, split=split, template=template, whole=whole)
+    return dataset, identity(dataset)
 
 
 @functools.lru_cache(maxsize=32)

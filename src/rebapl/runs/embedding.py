@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +27,7 @@ from rebapl.posterior.images import ImageFiles
 from rebapl.posterior.passes import CHUNK
 from rebapl.posterior.records import Record, as_text
 from rebapl.runs.machine import kept_backbone
-from rebapl.runs.row_maker import Entry
+from rebapl.runs.shards import Entry
 
 SIZE = 8192
 """Images in a shard: 8 MB of features of 512 numbers, and seconds of work on a GPU."""
@@ -154,7 +153,7 @@ class FeatureMaker:
                 "strict": strict,
             },
         }
-        return cls(json.loads(json.dumps(about)), encoder)
+        return cls(about, encoder)
 
     @classmethod
     def open(cls, about: Mapping[str, Any], device: str) -> FeatureMaker:

@@ -18,7 +18,7 @@ import signal
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from multiprocessing import connection
 from pathlib import Path
@@ -237,12 +237,8 @@ ENGINES: Registry[type[Engine[Any]]] = Registry(
 )
 """The engines, by the names that `--engine` accepts."""
 
-EngineType = TypeVar("EngineType", bound=type[Engine[Any]])
-
-
-def register_engine(name: str) -> Callable[[EngineType], EngineType]:
-    """Register a class of engines, so that `--engine NAME` finds it. The class is called as `Engine` describes."""
-    return ENGINES.register(name)
+register_engine = ENGINES.register
+"""Registers a class of engines, so that `--engine NAME` finds it. The class is called as `Engine` describes."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -301,7 +297,7 @@ class LocalOptions(EngineOptions):
     jobs: int = Field(default=1, ge=1)
 
 
-@ENGINES.register("local")
+@register_engine("local")
 class LocalEngine(Engine[_LocalJob]):
     """The engine for one machine. It does `jobs` jobs at a time on each device.
 

@@ -82,11 +82,10 @@ def read_environment(out: Path) -> dict[str, Any]:
     return read_json(out / ENVIRONMENT, "a run") if (out / ENVIRONMENT).exists() else {}
 
 
-def note_checksum(out: Path, *names: str) -> None:
-    """Store the checksums of these files of a run in its environment, for `changed_files`."""
+def note_checksum(out: Path, name: str) -> None:
+    """Store the checksum of a file of a run in its environment, for `changed_files`."""
     stored = read_environment(out)
-    checksums = {name: sha256(out / name) for name in names if (out / name).exists()}
-    write_json(out / ENVIRONMENT, {**stored, "files": {**stored.get("files", {}), **checksums}})
+    write_json(out / ENVIRONMENT, {**stored, "files": {**stored.get("files", {}), name: sha256(out / name)}})
 
 
 def changed_files(out: Path) -> list[str]:
@@ -217,11 +216,6 @@ class Run:
     config: Mapping[str, Any]
     resolved: Mapping[str, Any]
     result: RunResult
-
-    @property
-    def protocols(self) -> Mapping[str, Sequence[str]]:
-        """The test parts that were scored for each protocol."""
-        return self.result.protocols
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import BaseModel, ConfigDict
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 Kind = Literal["bad input", "error", "out of memory", "worker died"]
 WORTH_RETRYING: tuple[Kind, ...] = ("out of memory", "worker died")
-
-AnyWork = TypeVar("AnyWork", bound="Work")
 
 PROGRESS = ".progress.tmp"
 """The file in the folder of a job that stores its progress. A killed process leaves it behind; the run removes it."""
@@ -79,7 +77,7 @@ class Work(BaseModel, ABC):
         """The part that a job has reached after `done` of `total` steps, in words; empty if it has one part."""
         return ""
 
-    def absolute(self: AnyWork) -> AnyWork:
+    def absolute(self) -> Work:
         """The same job with absolute paths, for a process with another working folder."""
         return self.model_copy(update={name: value.absolute() for name, value in self if isinstance(value, Path)})
 

@@ -10,9 +10,7 @@ prediction sets. The trainings of the folds are ordinary runs in the folder `est
 from __future__ import annotations
 
 import contextlib
-import csv
 import dataclasses
-import io
 import math
 import shutil
 from collections import Counter
@@ -30,14 +28,14 @@ from rebapl.data.folds import ALL, folds_for, without_copies
 from rebapl.data.task import Part, Task, load_task
 from rebapl.errors import UserError
 from rebapl.evaluation.tasks import part_labels, predict_part, prediction_scores
-from rebapl.files import alone_in, write_atomically
+from rebapl.files import alone_in, csv_text, read_csv, write_atomically
 from rebapl.learners import published
 from rebapl.posterior import Posterior, Prediction, load_posterior, save_posterior
-from rebapl.posterior.conformal import Conformal, check_level, choose_cross_conformal
+from rebapl.posterior.conformal import check_level, choose_cross_conformal
 from rebapl.posterior.fitting import threshold_on
 from rebapl.posterior.prediction import Threshold
 from rebapl.posterior.selective import CONFIDENCE, check_risk
-from rebapl.posterior.storage import ESTIMATE, read_manifest
+from rebapl.posterior.storage import ESTIMATE
 from rebapl.posterior.temperature import PRIOR, Temperature, fit_temperature
 from rebapl.runs.config import RunConfig
 from rebapl.runs.engine import LocalEngine
@@ -210,14 +208,14 @@ def learn(
                 tau = fit_temperature(prediction.probabilities, labels, PRIOR)
                 fitted = Temperature(tau, prediction.average, tuple(prediction.class_names), images=len(labels))
                 prediction = prediction.tempered(tau)
-            uncertainty, wrong = prediction.uncertainty(), prediction.labels != labels
-            threshold = _threshold(uncertainty, wrong, posterior.class_names, posterior.average, risk, confidence)
+            answers = _answers(prediction, labels)
+            threshold = _threshold(answers, posterior, risk, confidence)
             posterior = dataclasses.replace(posterior, temperature=fitted, threshold=threshold)
             if set_level is not None:
                 sets = choose_cross_conformal(predictions, by_fold, set_level)
                 posterior = dataclasses.replace(posterior, conformal=sets, folds=tuple(trained))
             save_posterior(posterior, lesson.out / POSTERIOR)
-            write_atomically(lesson.out / HELD_OUT, _as_csv(prediction, labels))
+            write_atomically(lesson.out / HELD_OUT, csv_text([COLUMNS, *map(dataclasses.astuple, answers)]))
             note_checksum(lesson.out, HELD_OUT)
             result = RunResult(
                 parts={"test": PartScores(**prediction_scores(prediction, labels))},
@@ -263,66 +261,49 @@ def choose_again(lesson: Lesson, device: str, risk: float, confidence: float = C
     """
     check_risk(risk, confidence)
     with alone_in(lesson.out):
-        answers, before, *_ = read_learned(lesson.out)
-        if not answers:
+        if not (answers := read_answers(lesson.out)):
             return
         posterior = load_posterior(lesson.out, kept_backbone(lesson.final.backbone_name, device), device)
-        uncertainty = torch.tensor([answer.uncertainty for answer in answers], dtype=torch.float64)
-        wrong = torch.tensor([not answer.right for answer in answers])
-        threshold = _threshold(uncertainty, wrong, posterior.class_names, posterior.average, risk, confidence)
-        if threshold != before:
+        threshold = _threshold(answers, posterior, risk, confidence)
+        if threshold != posterior.threshold:
             save_posterior(dataclasses.replace(posterior, threshold=threshold), lesson.out / POSTERIOR)
 
 
-def _threshold(
-    uncertainty: Tensor, wrong: Tensor, class_names: Sequence[str], average: str, risk: float, confidence: float
-) -> Threshold | None:
-    """The threshold for this risk; None if even the surest answers are wrong more often.
+def _threshold(answers: Sequence[Answer], posterior: Posterior, risk: float, confidence: float) -> Threshold | None:
+    """The threshold for this risk; None if even the surest of the held-out answers are wrong more often.
 
-    uncertainty (N,), from the largest probability, and wrong (N,) describe the held-out answers. If no threshold
-    keeps the risk with this confidence, one is chosen that promises nothing. With 20 or more held-out images, the least
-    sure of them are always left unanswered, so that the posterior abstains on unclear images even if nearly all answers
-    were right.
+    If no threshold keeps the risk with this confidence, one is chosen that promises nothing. With 20 or more held-out
+    images, the least sure of them are always left unanswered, so that the posterior abstains on unclear images even if
+    nearly all answers were right.
     """
+    uncertainty = torch.tensor([answer.uncertainty for answer in answers], dtype=torch.float64)
+    wrong, names = torch.tensor([not answer.right for answer in answers]), posterior.class_names
     for level in (confidence, 0.0):
         with contextlib.suppress(UserError):
-            return threshold_on(uncertainty, wrong, "max-probability", class_names, average, risk, COVERAGE, level)
+            return threshold_on(uncertainty, wrong, "max-probability", names, posterior.average, risk, COVERAGE, level)
     return None
 
 
-def _as_csv(prediction: Prediction, labels: Tensor) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    columns = (
-        prediction.names,
-        [prediction.class_names[label] for label in labels.tolist()],
-        [prediction.class_names[label] for label in prediction.labels.tolist()],
-        prediction.probabilities.amax(-1).tolist(),
-        prediction.uncertainty().tolist(),
-    )
-    writer.writerows(zip(*columns, strict=True))
-    return text.getvalue()
+def _answers(prediction: Prediction, labels: Tensor) -> list[Answer]:
+    """The answer for each held-out image."""
+    names, likeliest = prediction.class_names, prediction.probabilities.amax(-1)
+    columns = (prediction.names, labels, prediction.labels, likeliest, prediction.uncertainty())
+    return [
+        Answer(image, names[label], names[answer], probability.item(), uncertainty.item())
+        for image, label, answer, probability, uncertainty in zip(*columns, strict=True)
+    ]
 
 
-def read_learned(out: Path) -> tuple[list[Answer], Threshold | None, Conformal | None, Temperature | None]:
-    """The answers for held-out images, the threshold, the prediction sets and the temperature of a learned run.
-
-    If the run was not measured, there are no answers and the others are None.
-    """
+def read_answers(out: Path) -> list[Answer]:
+    """The answers for held-out images of a learned run. If the run was not measured, there are none."""
     path = out / HELD_OUT
     if not path.exists():
-        return [], None, None, None
+        return []
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.reader(file))[1:]
-        answers = [
-            Answer(image, class_name, answer, float(probability), float(uncertainty))
-            for image, class_name, answer, probability, uncertainty in rows
-        ]
-    except (ValueError, TypeError, csv.Error) as error:
+        rows = read_csv(path)[1:]
+        answers = [Answer(image, true, answer, *map(float, numbers)) for image, true, answer, *numbers in rows]
+    except (ValueError, TypeError) as error:
         raise UserError(f"{path} is damaged ({error}): learn anew, with --anew") from error
     if not answers:
         raise UserError(f"{path} is damaged (it has no rows): learn anew, with --anew")
-    manifest = read_manifest(out / POSTERIOR)
-    return answers, manifest.threshold, manifest.conformal, manifest.temperature
+    return answers

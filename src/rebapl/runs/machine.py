@@ -7,7 +7,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -105,11 +105,9 @@ def peak_memory(device: str) -> dict[str, int]:
     True
     """
     peaks = {}
-    try:
+    with suppress(ImportError):
         import resource
-    except ImportError:
-        pass
-    else:
+
         unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux kilobytes
         peaks["process"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     if device.startswith("cuda"):

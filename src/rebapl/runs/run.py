@@ -32,7 +32,7 @@ from rebapl.evaluation.tasks import (
     outside_part,
     score_outside,
 )
-from rebapl.files import alone_in, finish_replacement, is_leftover, remove_leftovers, sha256, write_json
+from rebapl.files import alone_in, finish_replacement, is_leftover, remove_leftovers, write_json
 from rebapl.posterior import Posterior, load_posterior, save_posterior
 from rebapl.posterior.views import check_views
 from rebapl.runs.config import INDEPENDENT, RunConfig, hash_of, with_full_paths
@@ -51,6 +51,7 @@ from rebapl.runs.folder import (
     is_finished,
     is_trained,
     missing_parts,
+    note_checksum,
     read_config,
     read_environment,
     refuse_other_run,
@@ -376,11 +377,10 @@ class Job(Work):
     def _train(self, train: Train, device: str, tracker: Tracker | None) -> Posterior:
         """Train, store the posterior and return it. The folder is locked."""
         posterior, seconds = train(tracker)
-        more: dict[str, Any] = {"training_seconds": seconds, "peak_memory": peak_memory(device)}
-        log = self.folder / LOG
-        if log.exists():  # a method that learns nothing has no log
-            more["files"] = {LOG: sha256(log)}
+        more = {"training_seconds": seconds, "peak_memory": peak_memory(device)}
         write_json(self.folder / ENVIRONMENT, {**read_environment(self.folder), **more})
+        if (self.folder / LOG).exists():  # a method that learns nothing has no log
+            note_checksum(self.folder, LOG)
         save_posterior(posterior, self.folder / POSTERIOR)
         return posterior
 
@@ -394,13 +394,8 @@ class Job(Work):
 
     @functools.cached_property
     def _inference(self) -> Inference | None:
-        """The inference of the run; None for a run of one cycle, and where the settings are wrong.
-
-        Wrong settings are reported when the job is attempted.
-        """
-        with contextlib.suppress(UserError):
-            return self.config.resolved().training.inference if self.config.cycle is None else None
-        return None
+        """The inference of the run; None for a run of one cycle."""
+        return self.config.resolved().training.inference if self.config.cycle is None else None
 
     def phase(self, done: int, total: int) -> str:
         """The cycle that a run has reached, in words. Empty if it samples only one.

@@ -21,11 +21,12 @@ import dataclasses
 import hashlib
 import json
 import math
+import pkgutil
 import shutil
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from rebapl.data.features import ABOUT, shard_files
 from rebapl.data.features import WHAT as FEATURES
@@ -42,25 +43,51 @@ from rebapl.files import (
 from rebapl.posterior.answers import Pace
 from rebapl.posterior.records import Record, as_text
 from rebapl.runs.answer_formats import images_in, join
-from rebapl.runs.answer_shards import WHAT as ANSWERS
-from rebapl.runs.answer_shards import AnswerMaker
-from rebapl.runs.embedding import FeatureMaker
 from rebapl.runs.jobs import Work
-from rebapl.runs.row_maker import Entry, RowMaker
 
 if TYPE_CHECKING:
     from rebapl.training import Progress
 
 IMAGES, WORK, JOINED = ".images.jsonl", ".work", ".joined"
 
-OPEN: dict[str, Callable[[Mapping[str, Any], str], RowMaker]] = {ANSWERS: AnswerMaker.open, FEATURES: FeatureMaker.open}
-"""How the maker of rows is opened on a device, by what a place holds."""
+ANSWERS = "answers of rebapl predict"
+
+MAKERS = {ANSWERS: "rebapl.runs.answer_shards:AnswerMaker", FEATURES: "rebapl.runs.embedding:FeatureMaker"}
+"""The `RowMaker` of each kind of rows, by what a place holds. The process that makes the rows imports it."""
 
 UNCOMPARED = ("rebapl", "run", "backbone", "revision", "work")
 """Entries in the description of rows that may differ between two commands that make the same rows."""
 
 NotRead = list[tuple[str, str]]
 """Images that cannot be read, each with the reason."""
+
+
+Entry = Any
+"""An image in a list of images, as JSON: its name, or a list that begins with its name."""
+
+
+class RowMaker(Protocol):
+    """Makes the rows of images, whose entries are stored in the list of images of a shard.
+
+    `about` describes the rows as plain values and is stored beside them. In any process, the class method `open` makes
+    the same object from these values. The entry `work` is only for `open`: it may differ between two commands that
+    make the same rows.
+    """
+
+    @property
+    def about(self) -> Mapping[str, Any]: ...
+
+    def count(self, entries: Sequence[Entry]) -> int:
+        """The number of images behind these entries."""
+        ...
+
+    def portions(self, entries: Iterable[Entry], pace: Pace) -> Iterator[list[Record]]:
+        """Yield a record for each image, a portion at a time, with its `image` and `error` (None if it was read)."""
+        ...
+
+    def contents(self, records: Sequence[Record]) -> list[bytes]:
+        """The contents of the files of a shard with these records."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,9 +174,7 @@ class Shard(Work):
     @property
     def files(self) -> Sequence[Path]:
         """The files with its rows: two in the layout `npy` of features, otherwise one."""
-        if self.form == "npy":
-            return shard_files(self.kept_in, self.form, self.number)
-        return [self.kept_in / f"{self.name}.{self.form.partition('-')[0]}"]
+        return shard_files(self.kept_in, self.form, self.number)
 
     @property
     def _checksum(self) -> Path:
@@ -186,7 +211,7 @@ class Shard(Work):
         report, done = progress or (lambda *_: None), 0
         report(0, self.count, math.nan)
         about = read_json(self.about, "a place of rows")
-        for portion in work_on([self], OPEN[about["what"]](about, device)):
+        for portion in work_on([self], pkgutil.resolve_name(MAKERS[about["what"]]).open(about, device)):
             done += len(portion)
             report(done, self.count, math.nan)
 

@@ -89,6 +89,10 @@ class Timetable(Settings):
         explore = stage_steps(self.exploration, total)
         return any(before + 1 == explore + k * (total - explore) // samples for k in range(1, samples + 1))
 
+    def explores(self, cycle: int, within: int) -> bool:
+        """Whether an iteration belongs to the exploration."""
+        return within < stage_steps(self.exploration, self.steps(cycle))
+
     def lr(self, base: float, cycle: int, within: int) -> float:
         """The learning rate of an iteration: `warmup_lr`, or base·max(floor, ½(1 + cos πρ))."""
         warmup = self.warmup_steps if cycle < self.warmup_cycles else 0
@@ -197,7 +201,7 @@ class CyclicalSchedule(LRScheduler):
         self.last_epoch = self.steps = step
         self.cycle, self.within = table.locate(step)
         total = table.steps(self.cycle)
-        self.exploring = self.within < stage_steps(table.exploration, total)
+        self.exploring = table.explores(self.cycle, self.within)
         self.done = table.cycles is not None and self.cycle >= table.cycles
         self.at_cycle_start = self.within == 0
         self.at_cycle_end = step > 0 and self.within == 0
@@ -265,15 +269,8 @@ def build_burn_in(sampler: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return adamw
 
 
-def build_schedule(
-    inference: Inference,
-    parameters: list[Any],
-    num_data: int,
-    steps_per_epoch: int,
-    generator: torch.Generator,
-    optimizer: torch.optim.Optimizer | None = None,
-) -> CyclicalSchedule:
-    """The schedule of a whole run. It counts each cycle of each chain as a cycle of its own, one after the other."""
+def build_timetable(inference: Inference, steps_per_epoch: int) -> Timetable:
+    """The timetable of a whole run. It counts each cycle of each chain as a cycle of its own, one after the other."""
     sampler, curve, warmup, restart = inference.sampler, inference.curve, inference.warmup, inference.restart
     langevin = sampler if isinstance(sampler, LangevinSettings) else None
     exploration, marks = 1.0 if langevin is None else langevin.exploration, inference.samples_per_cycle
@@ -285,10 +282,8 @@ def build_schedule(
             refuse("swag", f"has no step for a snapshot in cycles of {cycle}: more epochs are needed")
         exploration, marks = swag.start, min(swag.snapshots, stage)
     rounds = inference.cycles * inference.chains
-    optimizer = optimizer or build_optimizer(inference, parameters, num_data, generator)
-    return CyclicalSchedule(
-        optimizer,
-        inference.epochs * steps_per_epoch,
+    return Timetable(
+        steps_per_cycle=inference.epochs * steps_per_epoch,
         cycles=rounds,
         exploration=exploration,
         samples_per_cycle=marks,
@@ -302,5 +297,19 @@ def build_schedule(
         warmup_cycles=rounds if isinstance(restart, Cold) else inference.chains,
         keep_momentum=isinstance(restart, Warm) and restart.keep_momentum,
         burn_in=0.0 if langevin is None else langevin.burn_in,
-        burn_in_optimizer=build_burn_in(optimizer) if langevin and langevin.burn_in else None,
     )
+
+
+def build_schedule(
+    inference: Inference,
+    parameters: list[Any],
+    num_data: int,
+    steps_per_epoch: int,
+    generator: torch.Generator,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> CyclicalSchedule:
+    """The schedule of a whole run (see `build_timetable`) with the optimizers whose learning rates it sets."""
+    table = build_timetable(inference, steps_per_epoch)
+    optimizer = optimizer or build_optimizer(inference, parameters, num_data, generator)
+    burn_in = build_burn_in(optimizer) if table.burn_in else None
+    return CyclicalSchedule(optimizer, burn_in_optimizer=burn_in, **dict(table))
