@@ -103,8 +103,14 @@ def test_another_risk_chooses_the_threshold_again_from_the_answers_that_are_kept
     first = learned("--risk", "0.6", "--confidence", "0")
     samples = (tmp_path / "runs/photos/posterior/samples.safetensors").stat().st_mtime_ns
     chosen = [first.threshold]
-    for words in (("--risk", "0.4", "--confidence", "0"), ("--risk", "0.8"), ("--confidence", "0"), ("--risk", "0")):
-        expected = learned(*words, out="runs/" + "-".join(words))
+    for words, kept in (
+        (("--risk", "0.4", "--confidence", "0"), ()),
+        (("--risk", "0.8"), ()),  # nothing was promised before, so the confidence is the default
+        (("--confidence", "0.5"), ("--risk", "0.8")),
+        (("--risk", "0.9"), ("--confidence", "0.5")),
+        (("--risk", "0"), ("--confidence", "0.5")),
+    ):
+        expected = learned(*words, *kept, out="runs/" + "-".join(words))
         again = learned(*words)
         assert again.threshold == expected.threshold
         assert again.temperature == first.temperature

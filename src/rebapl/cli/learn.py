@@ -13,7 +13,6 @@ from rebapl.errors import UserError
 from rebapl.files import refuse_unwritable
 
 SHOTS = 32
-RISK = 0.05
 
 
 def learn(
@@ -72,14 +71,13 @@ def learn(
     from rebapl.runs.config import RunConfig
     from rebapl.runs.engine import LocalEngine
     from rebapl.runs.folder import folder_name
-    from rebapl.runs.learn import choose_again
+    from rebapl.runs.learn import RISK, choose_again
     from rebapl.runs.learn import learn as do_lesson
     from rebapl.runs.learn_choice import plan_lessons
 
     if quick + best + (method is not None or inference is not None) > 1:
         raise UserError("--quick, --best and --method (with --inference) each say what to learn: give one of them")
     threshold_again = risk is not None or confidence is not None
-    risk, confidence = RISK if risk is None else risk, CONFIDENCE if confidence is None else confidence
     config = RunConfig(
         photos, method or "", inference, shots=shots, backbone=backbone, epochs=epochs, template=template
     )
@@ -97,7 +95,8 @@ def learn(
             print(f"already learned: {lesson.out} (--anew learns it again)")
         else:
             refuse_unwritable(lesson.out / "config.json")
-            lesson.check(risk, confidence, set_level)
+            promised, surely = RISK if risk is None else risk, CONFIDENCE if confidence is None else confidence
+            lesson.check(promised, surely, set_level)
             if anew:
                 lesson.forget()
             with StepProgress(quiet, jobs=lesson.jobs()) as progress:
@@ -108,9 +107,9 @@ def learn(
                 do_lesson(
                     lesson,
                     engine,
-                    risk,
+                    promised,
                     progress.show,
-                    confidence=confidence,
+                    confidence=surely,
                     set_level=set_level,
                     temperature=not no_temperature,
                 )

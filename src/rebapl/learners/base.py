@@ -94,7 +94,7 @@ class Output:
 
 
 class Learner(nn.Module, Generic[Frozen]):
-    """A prompt learner: `Learner(encoder, config)` has the parameters, and `bind` gives it class names.
+    """A method that learns prompts or a head: `Learner(encoder, config)` has its parameters, `bind` gives class names.
 
     A subclass first calls `super().__init__(encoder, config)` and then makes its parameters without giving them values;
     `reset` draws the values. The constructor calls no method that a subclass may replace. `prepare_text`, which `bind`
@@ -256,7 +256,7 @@ class Learner(nn.Module, Generic[Frozen]):
 
     def forward(self, images: Tensor) -> Output:
         """The whole pass for preprocessed images (B, 3, H, W), which consists of these three parts alone."""
-        assert self.class_names  # raises an error if the learner is not bound
+        _ = self.class_names  # an error if the learner is not bound
         classes = self.encode_classes()
         return self.respond(self.frozen(images), classes)
 

@@ -1,4 +1,5 @@
-"""The passes of a bound posterior: texts are encoded once, and nothing waits for a GPU before its answer is needed.
+"""The passes of a bound posterior. Texts are encoded once. The CPU waits for the GPU only when an answer is needed, or
+when too many passes are running.
 
 `Passes` works on one device and `Spread` on several.
 

@@ -96,6 +96,7 @@ class Posterior:
     def __post_init__(self) -> None:
         weights = torch.as_tensor(self.weights, dtype=torch.float32, device="cpu").detach()
         object.__setattr__(self, "weights", weights)  # float32 on the CPU, as the logits that they are multiplied with
+        object.__setattr__(self, "about", {**about_learner(self.learner), **self.about})
         if weights.ndim != 1:
             raise UserError(f"weights are one number per sample; got shape {tuple(weights.shape)}")
         check_weights(weights.tolist())
@@ -123,7 +124,7 @@ class Posterior:
             raise UserError("a posterior needs at least one sample")
         stacked = {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
         uniform = torch.full((len(samples),), 1 / len(samples))
-        return cls(learner, stacked, uniform, {**about_learner(learner), **(about or {})})
+        return cls(learner, stacked, uniform, about or {})
 
     def push_to_hub(self, repository: str, *, private: bool = False, **card: Any) -> str:
         """Upload it to a repository of the Hugging Face hub, such as `"somebody/digits"`, with a model card.

@@ -198,7 +198,7 @@ LOGGED = (
     StepFigure(
         "Force",
         "norm",
-        {"force_norm": ("norm of the repulsive force", BLUE)},
+        {"force_norm": ("sum of the norms of the samples' forces", BLUE)},
         "The force acts in the stage that the settings name, and is zero elsewhere.",
     ),
 )

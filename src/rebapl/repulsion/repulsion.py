@@ -113,7 +113,7 @@ class Repulsion:
     * `moved`: the length of an adaptive optimiser's last step, divided by its lr;
     * `level`, `first`: the running mean of the loss, and its value at the end of the first cycle;
     * `slope` (S,): ‖∇d_s‖; `held` (S,): the coefficients c_s, which stay constant in a sampling stage;
-    * `distance`, `norm`: d² to the nearest sample, and the norm of the force in one step, for the diagnostics;
+    * `distance`, `norm`: d² to the nearest sample, and the sum of the norms of all samples' forces: for diagnostics;
     * `unsettled`: the `Distance.unsettled` of the last step that measured norms, for a distance with iterations.
     """
 
@@ -261,7 +261,7 @@ class Repulsion:
     def noted(self, state: Mapping[str, Tensor], loss: Tensor, norm: Tensor | None = None) -> dict[str, Tensor]:
         """The running means after a step with this mean loss () and this ‖∇loss‖ (), if that is known.
 
-        A pure function. At a `follow` step only the norm of loss and force together is known, so `norm` is left out.
+        A pure function. A `follow` step knows only the joint norm of loss and force, so it leaves `norm` out.
         """
         means = {}
         if norm is not None and "usual" in state:

@@ -58,6 +58,9 @@ from rebapl.wording import few
 FULL_SHOTS = 8
 """With fewer images per class, a training has more epochs, so that it takes as many steps as with this number."""
 
+RISK = 0.05
+"""The share of wrong answers that `learn` promises if nobody names another."""
+
 COVERAGE = 0.95
 """The largest share of held-out images that the threshold may answer, rounded up to whole images."""
 
@@ -254,16 +257,20 @@ def _joined(predictions: Sequence[Prediction]) -> Prediction:
     )
 
 
-def choose_again(lesson: Lesson, device: str, risk: float, confidence: float = CONFIDENCE) -> None:
+def choose_again(lesson: Lesson, device: str, risk: float | None = None, confidence: float | None = None) -> None:
     """Choose the threshold of a finished lesson again, from the answers in its `held-out.csv`, and store it.
 
-    The result is the threshold that `learn` would have chosen for this risk. Without held-out answers, nothing changes.
+    The result is the threshold that `learn` would have chosen. A risk or a confidence that is not given is that of the
+    stored promise or, without one, the default. Without held-out answers, nothing changes.
     """
-    check_risk(risk, confidence)
     with alone_in(lesson.out):
         if not (answers := read_answers(lesson.out)):
             return
         posterior = load_posterior(lesson.out, kept_backbone(lesson.final.backbone_name, device), device)
+        before = posterior.threshold
+        kept = (RISK, CONFIDENCE) if before is None or before.promised is None else (before.promised, before.confidence)
+        risk, confidence = kept[0] if risk is None else risk, kept[1] if confidence is None else confidence
+        check_risk(risk, confidence)
         threshold = _threshold(answers, posterior, risk, confidence)
         if threshold != posterior.threshold:
             save_posterior(dataclasses.replace(posterior, threshold=threshold), lesson.out / POSTERIOR)

@@ -22,7 +22,7 @@ from rebapl.data.catalogue import is_own
 from rebapl.data.folds import ALL
 from rebapl.data.identity import recorded_images
 from rebapl.data.task import Task
-from rebapl.errors import FailedError, UserError, printable
+from rebapl.errors import FailedError, UserError, printable, unknown
 from rebapl.evaluation.corrupted import check_corruptible, score_corruptions
 from rebapl.evaluation.tasks import (
     Predicted,
@@ -75,7 +75,8 @@ from rebapl.training.checkpoint import checkpoints_at
 from rebapl.training.log import Tracker, check_trackers, read_log, track_rows, tracked, write_log
 
 Predicting = Callable[[str], Predicted]
-"""A function that is called with words for the images that are predicted next, and returns a `Predicted`."""
+"""A function that is called before images are predicted, with a label for them such as `", corrupted"`, and returns the
+function that is told how many of them are done."""
 
 UNDONE_BY = {"weights": "uniform-weights", "temperature": "no-temperature"}
 """The options of `rebapl evaluate` that undo a fit."""
@@ -159,6 +160,9 @@ def evaluate_run(
     config = written if config is None else config
     if both := [name for name in fits if name in undo]:
         raise UserError(f"--fit-{both[0]} and --{UNDONE_BY[both[0]]} contradict each other: give one of them")
+    for name in undo:
+        if name not in UNDONE_BY:
+            raise unknown("fit to undo", name, UNDONE_BY)
     _refuse_unscorable(config, out)
     # Data and backbone may have moved, and defaults may have changed: both configurations are resolved with today's.
     refuse_other_run(config, out, written.changed(data=config.data, backbone=config.backbone).resolved().settings)

@@ -5,7 +5,7 @@
         for each iteration t = 1..T_c:
             set lr (cosine) and temperature (0 while exploring)
             L = mean loss of the batch + Σ_s c_s·V(θ, earlier sample s); with `every` = m, the sum is computed at every
-                m-th step and counts m-fold there
+                m-th step and multiplied by m there
             one step of the sampler on exp(−N·L/T)
             where the schedule marks a sample: store θ (or draws around it: `laplace`), and its features on the pool
 

@@ -117,7 +117,7 @@ class Loop(ABC):
     def begin_at(self, cycle: int) -> None:
         """Go to the beginning of a cycle that does not depend on those before it; cycles count over all chains."""
         independent = self.inference.independent_cycles
-        if independent == 1 or not 0 <= cycle <= independent:
+        if independent == 1 or not 0 <= cycle < independent:
             raise UserError(f"cycle {cycle} of this run cannot be sampled by itself: see `independent_cycles`")
         self.schedule.load_state_dict({**self.schedule.state_dict(), "steps": self.schedule.timetable.start_of(cycle)})
 

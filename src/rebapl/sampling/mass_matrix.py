@@ -10,9 +10,9 @@ hold with P_i·λ_i in place of λ). The step is stable for α·P_i·λ_i < 4 ("
 faster the slowest direction relaxes.
 
 P must not depend on θ or its gradient while samples are taken, or the target would be another density. So it is
-estimated while exploring, at temperature 0, and frozen when the noise begins, as Stan does in its warm-up. With v̂ a
-running mean of squared gradients and ε' = `DAMPING`·mean √v̂ (after AdamW, at least its own ε), which bounds P where
-there is hardly any gradient:
+estimated at temperature 0, in the burn-in or while exploring, and frozen from then on, as Stan does after its warm-up.
+With v̂ a running mean of squared gradients and ε' = `DAMPING`·mean √v̂ (after AdamW, at least its own ε), which bounds P
+where there is hardly any gradient:
 
     after AdamW     P_i = (1−momentum)/(√v̂_i + ε')     a step without noise is as long as AdamW's at the same lr
     after SGD       P_i = c/(√v̂_i + ε')                c such that Σ P_i²·v̂_i = Σ v̂_i: as long as SGD's at the same lr

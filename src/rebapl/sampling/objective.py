@@ -126,7 +126,7 @@ class ReferencePool:
             self._examine_space(example)
         self.rows = self.shape[0] - len(self.images) + min(n or 0, len(self.images))
         """The number of points in a step's cloud: those of its images, and those that need no images."""
-        self.points = self.rows if keep is None else keep
+        self.points = self.rows if keep is None else min(keep, self.rows)
         """How many points each step compares."""
 
     def _examine_space(self, example: Tensor) -> None:

@@ -84,6 +84,15 @@ class Rule(torch.optim.Optimizer):
         own = {name: getattr(self, name) for name in ("generator", "_warned", "_clamped", "_clamped_before")}
         return {**super().__getstate__(), **own}
 
+    def state_dict(self) -> dict[str, Any]:
+        """Torch's own, with the counts of `acceptance`."""
+        return {**super().state_dict(), "clamped": [self._clamped, self._clamped_before]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a `state_dict`."""
+        super().load_state_dict({name: value for name, value in state_dict.items() if name != "clamped"})
+        self._clamped, self._clamped_before = state_dict.get("clamped", (None, None))
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group. Values that the sampler's settings refuse are refused, except for a temperature of 0."""
         super().add_param_group(param_group)

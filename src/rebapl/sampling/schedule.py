@@ -178,8 +178,10 @@ class CyclicalSchedule(LRScheduler):
         """The learning rate of the first group of the optimizer whose turn it is."""
         return float(self.current.param_groups[0]["lr"])
 
-    def step(self, epoch: int | None = None) -> None:  # noqa: ARG002 (torch's own schedulers have it)
-        """Go on to the next iteration."""
+    def step(self, epoch: int | None = None) -> None:
+        """Go on to the next iteration. Torch's own schedulers also accept an epoch, which is refused here."""
+        if epoch is not None:
+            raise UserError("a schedule goes on by one iteration: call step() without an epoch")
         if self.done:
             raise UserError(f"the schedule's {self.timetable.cycles} cycles are over; ask for more with `cycles`")
         self._go_to(self.last_epoch + 1)

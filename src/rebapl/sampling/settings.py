@@ -199,8 +199,8 @@ class Repelling(RepulsionSettings):
     """The settings of the repulsion in a loop: those of `RepulsionSettings`, the feature space, and the images.
 
     `space` None is the learner's default; "weights" compares parameters. Each step takes `images` random images of a
-    pool of `pool` images (None: four times `images`). Both numbers are reduced if there are fewer images. They are null
-    in a space with one point per class, which needs no images. Of the points, `rows` random ones are compared (None:
+    pool of `pool` images (None: four times `images`). Both numbers are reduced if there are fewer images. A space with
+    one point per class uses no images: set both to null. Of the points, `rows` random ones are compared (None:
     all).
     """
 
