@@ -280,18 +280,14 @@ def test_gradient_noise_is_not_used_at_temperature_zero():
     assert torch.equal(*paths)
 
 
-def test_a_continued_sampler_counts_the_noise_that_was_cut_on():
-    def steps(sampler, theta, count):
-        for step in range(count):
-            theta.grad = torch.randn(4, generator=torch.Generator().manual_seed(step))
-            sampler.step()
-
+@pytest.mark.filterwarnings("ignore:for some coordinates")
+def test_a_continued_sampler_goes_on_counting_the_noise_that_was_cut():
     theta = torch.nn.Parameter(torch.zeros(4))
     make = {"lr": 0.5, "num_data": 50, "temperature": 0.1, "gradient_noise": "estimate"}
-    sampler = SGHMC([theta], generator=torch.Generator().manual_seed(0), **make)
-    steps(sampler, theta, 6)
-    other = SGHMC([theta], generator=torch.Generator().manual_seed(0), **make)
+    sampler, other = (SGHMC([theta], generator=torch.Generator().manual_seed(0), **make) for _ in range(2))
+    for step in range(6):
+        theta.grad = torch.randn(4, generator=torch.Generator().manual_seed(step))
+        sampler.step()
     other.load_state_dict(sampler.state_dict())
-    assert 0 <= sampler.acceptance() < 1
-    assert other.acceptance() == 1 - other._clamped[0] / other._clamped[1]
-    assert torch.equal(other._clamped, sampler._clamped)
+    assert 0 <= other.acceptance() < 1
+    assert other.acceptance() == sampler.acceptance()
