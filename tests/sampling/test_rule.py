@@ -289,5 +289,5 @@ def test_a_continued_sampler_goes_on_counting_the_noise_that_was_cut():
         theta.grad = torch.randn(4, generator=torch.Generator().manual_seed(step))
         sampler.step()
     other.load_state_dict(sampler.state_dict())
-    assert 0 <= other.acceptance() < 1
-    assert other.acceptance() == sampler.acceptance()
+    assert 0 <= (share := sampler.acceptance()) < 1
+    assert other.acceptance() == share
