@@ -55,7 +55,7 @@ _allowed: set[int] = set()
 
 
 def allow_workers() -> None:
-    """Let this program start workers whenever they make it faster. The commands of this package do so."""
+    """Let this program start workers whenever they make it faster. `rebapl predict` and `rebapl embed` do."""
     _allowed.add(os.getpid())
 
 

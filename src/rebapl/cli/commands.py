@@ -30,7 +30,6 @@ from rebapl.cli.share import share
 from rebapl.cli.train import run, train
 from rebapl.errors import FailedError, UserError, printable
 from rebapl.interruption import Interrupted, interrupt
-from rebapl.processes import allow_workers
 
 FAILED, REFUSED = 1, 2
 """The exit codes for work that failed and for bad input."""
@@ -65,7 +64,6 @@ def main() -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     # Pillow warns of damaged EXIF data and of large photos, but reads these files; others are reported as errors.
     warnings.filterwarnings("ignore", module=r"PIL\.")
-    allow_workers()
     before = {number: signal.getsignal(number) for number in _ENDINGS}
     for number, handler in before.items():
         if handler is not signal.SIG_IGN:  # `nohup` ignores SIGHUP, and so it stays

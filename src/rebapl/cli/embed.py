@@ -11,6 +11,7 @@ import typer
 from rebapl.cli import options
 from rebapl.cli.shards import do_shards, workers
 from rebapl.errors import UserError, unknown
+from rebapl.processes import allow_workers
 
 
 def embed(
@@ -52,6 +53,7 @@ def embed(
         jobs: Shards to do at the same time on each device; 1 if not given.
     """
     options.expect_workers(None, jobs)
+    allow_workers()  # this command's program is the package's own
     from rebapl.backbones import load_backbone
     from rebapl.cli.progress import StepProgress
     from rebapl.data.features import FORMS, PRECISIONS, WHAT

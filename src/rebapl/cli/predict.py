@@ -15,6 +15,7 @@ from rebapl.cli import options
 from rebapl.cli.run_notes import ONLY_DRAWINGS, notes_of
 from rebapl.cli.shards import IN_SHARDS, Watch, counted, do_shards, nothing_read, workers
 from rebapl.errors import UserError, printable, unknown
+from rebapl.processes import allow_workers
 
 if TYPE_CHECKING:
     from rebapl.cli.progress import StepProgress
@@ -78,6 +79,7 @@ def predict(
         jobs: Shards to do at the same time on each device; 1 if not given.
     """
     options.expect_workers(None, jobs)
+    allow_workers()  # this command's program is the package's own
     from rebapl.cli.progress import StepProgress
     from rebapl.files import refuse_unwritable
     from rebapl.learners import check_features

@@ -5,19 +5,22 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import torch
 from PIL import Image
 from torch import Tensor
 
 from rebapl.captured import current
-from rebapl.data.corruptions import Corruption
 from rebapl.data.dataset import Dataset, Item
 from rebapl.data.images import BROKEN, as_rgb, unreadable
 from rebapl.data.resident import ResidentImages, fits
 from rebapl.data.transforms import Preprocessing, random_box
 from rebapl.data.workers import Ahead, in_threads, thread_count
 from rebapl.randomness import generator, python_random
+
+if TYPE_CHECKING:
+    from rebapl.data.corruptions import Corruption
 
 
 class LabelledImages:

@@ -7,14 +7,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rebapl.data.catalogue import load_dataset
-from rebapl.data.corruptions import Corruption
 from rebapl.data.dataset import Dataset, Item, by_label
 from rebapl.data.folds import check_fold, folded
 from rebapl.data.published import PUBLISHED, TEST_ONLY
 from rebapl.errors import UserError, unknown
 from rebapl.numbers import spread
+
+if TYPE_CHECKING:
+    from rebapl.data.corruptions import Corruption
 
 VAL_SHOTS = 4
 """The largest number of validation images of a class in a few-shot task, as in the published lists."""

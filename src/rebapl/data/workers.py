@@ -87,19 +87,15 @@ def mapped_ahead(
     """
     rest = iter(items)
     if processes and cores() > MOST_THREADS and workers_allowed():
-        yield from _in_threads(function, islice(rest, SOME), ahead)
+        yield from _mapped(ThreadPoolExecutor(thread_count()), function, islice(rest, SOME), ahead)
         if more := list(islice(rest, 1)):
             begin_server()  # while no thread reads, because it changes the working folder for a moment
-            yield from _in_threads(function, chain(more, islice(rest, MANY - SOME - 1)), ahead)
+            some = chain(more, islice(rest, MANY - SOME - 1))
+            yield from _mapped(ThreadPoolExecutor(thread_count()), function, some, ahead)
         if more := list(islice(rest, 1)):
             yield from _in_processes(function, chain(more, rest), ahead)
     else:
-        yield from _in_threads(function, rest, ahead)
-
-
-def _in_threads(function: Callable[[Thing], Result], items: Iterable[Thing], ahead: int) -> Iterator[Result]:
-    """`map(function, items)`, computed by several threads."""
-    return _mapped(ThreadPoolExecutor(thread_count()), function, items, ahead, 1)
+        yield from _mapped(ThreadPoolExecutor(thread_count()), function, rest, ahead)
 
 
 def _in_processes(function: Callable[[Thing], Result], items: Iterable[Thing], ahead: int) -> Iterator[Result]:
@@ -116,24 +112,20 @@ def _in_processes(function: Callable[[Thing], Result], items: Iterable[Thing], a
 
 
 def _mapped(
-    pool: Executor, function: Callable[[Thing], Result], items: Iterable[Thing], ahead: int, size: int
+    pool: Executor, function: Callable[[Thing], Result], items: Iterable[Thing], ahead: int, size: int = 1
 ) -> Iterator[Result]:
     """`map(function, items)` in a pool whose workers take `size` items at once."""
     rest, pending = iter(items), deque[Future[tuple[list[Result], Exception | None]]]()
-
-    def oldest() -> Iterator[Result]:
-        results, error = pending.popleft().result()
-        yield from results
-        if error is not None:
-            raise error
-
     try:
-        while piece := list(islice(rest, size)):
-            pending.append(pool.submit(_each, function, piece))
-            if len(pending) * size > ahead:
-                yield from oldest()
-        while pending:
-            yield from oldest()
+        while True:
+            while len(pending) * size <= ahead and (piece := list(islice(rest, size))):
+                pending.append(pool.submit(_each, function, piece))
+            if not pending:
+                return
+            results, error = pending.popleft().result()
+            yield from results
+            if error is not None:
+                raise error
     finally:
         pool.shutdown(cancel_futures=True)
 

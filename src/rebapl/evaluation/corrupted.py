@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from rebapl.data.corruptions import Corruption
 from rebapl.data.task import Task
 from rebapl.errors import UserError
 from rebapl.evaluation.scores import scores
 from rebapl.evaluation.tasks import Predicted, bound_to, part_labels, predict_part, tempered_scores, trained_part
 from rebapl.posterior import Posterior
+
+if TYPE_CHECKING:
+    from rebapl.data.corruptions import Corruption
 
 
 def check_corruptible(task: Task) -> None:

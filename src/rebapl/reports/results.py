@@ -10,7 +10,6 @@ from functools import cached_property, partial
 from itertools import chain, groupby
 from typing import Any
 
-from rebapl.data.corruptions import CORRUPTIONS, SEVERITIES
 from rebapl.data.task import TARGETS
 from rebapl.evaluation.scores import HM_CONVENTIONS, average_over_data
 from rebapl.files import csv_text
@@ -329,6 +328,8 @@ def corruption_table(result: RunResult) -> Table:
     The last row has the means over the corruptions. They are plain means: unlike the mCE of ImageNet-C, they are not
     divided by the errors of a reference network.
     """
+    from rebapl.data.corruptions import CORRUPTIONS, SEVERITIES  # imported here, because few runs have corruptions
+
     by_row = {name: [result.corruptions[name]] for name in CORRUPTIONS if name in result.corruptions}
     rules = [len(by_row)] if len(by_row) > 1 else []
     if len(by_row) > 1:

@@ -7,13 +7,12 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from rebapl.backbones import backbone_stamps
 from rebapl.data.catalogue import is_own, load_dataset, own_path
-from rebapl.data.corruptions import Corruption, named_corruptions
 from rebapl.data.dataset import Dataset
 from rebapl.data.embedded import NOISE
 from rebapl.data.features import StoredFeatures, is_features
@@ -24,6 +23,9 @@ from rebapl.errors import UserError
 from rebapl.files import content_sha256, sha256, stamp
 from rebapl.settings import Settings, leaves
 from rebapl.training import ResolvedTraining, default_backbone, resolve_training
+
+if TYPE_CHECKING:
+    from rebapl.data.corruptions import Corruption
 
 TRAINED_CLASSES = {"base-to-novel": "base", "selection": "pseudo-base"}
 """Which classes a protocol trains on. A protocol that is not named here trains on all of them."""
@@ -120,6 +122,10 @@ class RunConfig(Settings):
 
     def corruptions_by_severity(self) -> list[Corruption]:
         """The requested corruptions, one for each severity. Unknown names are refused."""
+        if not self.corruptions:
+            return []
+        from rebapl.data.corruptions import named_corruptions  # late: few runs need them
+
         return named_corruptions(self.corruptions)
 
     def resolved(self) -> ResolvedRun:

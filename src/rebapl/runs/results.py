@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rebapl.data.corruptions import Corruption
 from rebapl.errors import UserError
 from rebapl.evaluation import Diversity, base_novel_scores
 from rebapl.files import content_sha256, read_json, write_json
 from rebapl.posterior.storage import WEIGHT_TOLERANCE
 from rebapl.settings import Record, SettingError
 from rebapl.wording import number_of
+
+if TYPE_CHECKING:
+    from rebapl.data.corruptions import Corruption
 
 RESULTS, CONFIG = "results.json", "config.json"
 
