@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from operator import methodcaller
 from typing import Any
 
 import torch
@@ -48,14 +49,14 @@ def encode_classes(learner: Learner, samples: Sequence[Sample]) -> list[Classes]
 
     (One mapped call for all samples was tried: mapping the many small operations costs more than repeating them.)
     """
-    return [call_at(learner, sample, lambda learner: learner.encode_classes()) for sample in samples]
+    return [call_at(learner, sample, methodcaller("encode_classes")) for sample in samples]
 
 
 def points_at(
     learner: Learner, sample: Sample, frozen: Any, classes: Classes, spaces: Sequence[str]
 ) -> dict[str, Tensor]:
     """The points (n, d) of a sample in the named feature spaces; `frozen` is the result of `Learner.frozen`."""
-    output = call_at(learner, sample, lambda learner: learner.respond(frozen, classes))
+    output = call_at(learner, sample, methodcaller("respond", frozen, classes))
     return {space: output.cloud(space) for space in spaces}
 
 
