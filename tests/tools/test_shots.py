@@ -25,6 +25,7 @@ def test_the_page_has_the_tables_of_the_rows_and_learn_takes_the_head_that_the_r
     for tasks in shots.TABLES.values():
         assert shots.table(rows, tasks) in page
     assert shots.chosen(rows) == f"{HEAD['method']} · {HEAD['inference']}"
+    assert len({tuple(row[name] for name in shots.FIELDS[:5]) for row in rows}) == len(rows), "each run counts once"
 
 
 def test_a_task_counts_once_however_many_seeds_it_has() -> None:
