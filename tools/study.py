@@ -320,16 +320,22 @@ class Mean(NamedTuple):
     cells: int
 
 
-def mean(records: Sequence[Record], score: str) -> Mean:
-    """The mean of a score over cells. An error that cannot be estimated (one seed, one cell) is NaN."""
+def values_by_cell(records: Iterable[Record], score: str) -> list[list[float]]:
+    """The values of a score in each cell that has it, one for each seed."""
     cells: dict[tuple[Any, ...], list[float]] = {}
     for each in records:
         if score in each:
             cells.setdefault(tuple(each[key] for key in ("protocol", "task", "method")), []).append(each[score])
+    return list(cells.values())
+
+
+def mean(records: Sequence[Record], score: str) -> Mean:
+    """The mean of a score over cells. An error that cannot be estimated (one seed, one cell) is NaN."""
+    cells = values_by_cell(records, score)
     if not cells:
         return Mean(math.nan, math.nan, math.nan, 0)
-    means = [statistics.fmean(values) for values in cells.values()]
-    variances = [statistics.variance(values) / len(values) for values in cells.values() if len(values) > 1]
+    means = [statistics.fmean(values) for values in cells]
+    variances = [statistics.variance(values) / len(values) for values in cells if len(values) > 1]
     over_seeds = math.sqrt(sum(variances)) / len(cells) if len(variances) == len(cells) else math.nan
     over_cells = statistics.stdev(means) / math.sqrt(len(means)) if len(means) > 1 else math.nan
     return Mean(statistics.fmean(means), over_seeds, over_cells, len(cells))
@@ -357,13 +363,10 @@ def chance(records: Sequence[Record], row: str, against: str, score: str) -> tup
     Over seeds, the degrees of freedom are Welch's (Satterthwaite's) for the sum of the cells' variances. The value is
     NaN where a cell has only one seed.
     """
-    cells: dict[tuple[Any, ...], list[float]] = {}
-    for each in differences(records, row, against, score):
-        cells.setdefault(tuple(each[key] for key in ("protocol", "task", "method")), []).append(each[score])
-    value = mean(differences(records, row, against, score), score)
-    over_seeds = math.nan
+    paired = differences(records, row, against, score)
+    cells, value, over_seeds = values_by_cell(paired, score), mean(paired, score), math.nan
     if not math.isnan(value.over_seeds):
-        shares = [(statistics.variance(values) / len(values), len(values) - 1) for values in cells.values()]
+        shares = [(statistics.variance(values) / len(values), len(values) - 1) for values in cells]
         freedom = sum(share for share, _ in shares) ** 2 / sum(share**2 / free for share, free in shares)
         over_seeds = float(2 * stats.t.sf(abs(value.value) / value.over_seeds, freedom))
     return over_seeds, float(2 * stats.t.sf(abs(value.value) / value.over_cells, len(cells) - 1))

@@ -247,19 +247,23 @@ def test_a_mass_matrix_rescales_a_force_that_goes_through_the_step_as_it_rescale
     torch.testing.assert_close(theta.detach(), wanted, rtol=1e-5, atol=1e-6)
 
 
-@pytest.fixture
-def three_chains():
-    """Two cycles of three chains; the force is measured at the first steps of each."""
+def two_cycles_of_three_chains(epochs, force):
     inference = Inference(
         sampler={"kind": "sghmc", "lr": 0.05, "temperature": 0.01},
-        epochs=3,
+        epochs=epochs,
         batch=8,
         cycles=2,
         chains=3,
         restart={"kind": "warm", "kick": 0.1},
-        repulsion=Repelling(distance="paired", images=16, pool=16, force=Fading(measure_every=4)),
+        repulsion=Repelling(distance="paired", images=16, pool=16, force=force),
     )
     return Chain(ToyLearner(), inference, toy_batches, num_data=40, steps_per_epoch=5, reference=data()[0])
+
+
+@pytest.fixture
+def three_chains():
+    """The force is measured at the first steps of each cycle."""
+    return two_cycles_of_three_chains(3, Fading(measure_every=4))
 
 
 def norm_of(value, parameters):
@@ -275,16 +279,7 @@ def test_each_chain_measures_its_own_slopes(monkeypatch):
     measurement to the next. So where the force is measured, that of each sample is at most `fraction` of the usual
     gradient, and less where it fades. In between the slope is the last measured one, and θ has moved by some steps.
     """
-    inference = Inference(
-        sampler={"kind": "sghmc", "lr": 0.05, "temperature": 0.01},
-        epochs=10,
-        batch=8,
-        cycles=2,
-        chains=3,
-        restart={"kind": "warm", "kick": 0.1},
-        repulsion=Repelling(distance="paired", images=16, pool=16, force=Fading(fraction=0.8, measure_every=4)),
-    )
-    run = Chain(ToyLearner(), inference, toy_batches, num_data=40, steps_per_epoch=5, reference=data()[0])
+    run = two_cycles_of_three_chains(10, Fading(fraction=0.8, measure_every=4))
     term, ratios, forces = Repulsion.term, {}, {"measure": [], "follow": []}
 
     def checked(self, kind, state, cloud, rows, loss, parameters, decoupled):

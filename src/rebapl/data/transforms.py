@@ -93,9 +93,9 @@ def as_tensor(image: Image.Image) -> Tensor:
     return torch.from_numpy(np.array(np.asarray(_as_rgb(image)).transpose(2, 0, 1), order="C"))
 
 
-def stacked(views: Sequence[Tensor]) -> Tensor:
+def stacked(views: Sequence[Tensor | np.ndarray]) -> Tensor:
     """One or more views (3, H, W) as one tensor (n, 3, H, W)."""
-    return torch.from_numpy(np.stack([view.numpy() for view in views]))  # with NumPy, as in `as_tensor`
+    return torch.from_numpy(np.stack([np.asarray(view) for view in views]))  # with NumPy, as in `as_tensor`
 
 
 def _as_rgb(image: Image.Image) -> Image.Image:

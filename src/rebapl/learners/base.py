@@ -311,9 +311,10 @@ class Learner(nn.Module, Generic[Frozen]):
 
         In evaluation mode they are drawn once and kept, because a pass that is captured cannot draw them anew.
         """
-        key, noise = (shape, self.encoder.device), self.noise_stream()
+        key = shape, self.encoder.device
         if not self.training and key in self._drawn:
             return self._drawn[key]
+        noise = self.noise_stream()
         drawn = torch.randn(shape, generator=noise, device=noise.device).to(self.encoder.device)
         if not self.training:
             self._drawn[key] = drawn

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rebapl.data.features import StoredFeatures
 from rebapl.data.images import UnreadableImageError, read_image
-from rebapl.data.transforms import Preprocessing
+from rebapl.data.transforms import Preprocessing, stacked
 from rebapl.data.workers import portions_ahead
 from rebapl.errors import UserError
 from rebapl.learners import check_features
@@ -198,10 +198,7 @@ def read_ahead(
     """
     for portion in waited_for(portions_ahead(read, items, size, processes), pace):
         views = [view for _, view, _ in portion if view is not None]
-        yield (
-            [(label, reason) for label, _, reason in portion],
-            torch.from_numpy(np.stack(views)) if views else torch.empty(0),
-        )
+        yield [(label, reason) for label, _, reason in portion], stacked(views) if views else torch.empty(0)
 
 
 def waited_for(portions: Iterable[Item], pace: Pace) -> Iterator[Item]:

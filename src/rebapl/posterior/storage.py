@@ -167,8 +167,7 @@ def _manifest(posterior: Posterior, samples_sha256: str, backbone: str | None = 
             f"{type(learner).__name__} is not registered, so nobody could find it when the posterior is read: decorate "
             'the class with @rebapl.register("NAME", SettingsClass) and make the posterior again'
         )
-    defaults = about_learner(learner)
-    about = {**defaults, **posterior.about, "method": learner.method}
+    about = {**posterior.about, "method": learner.method}
     about["method_settings"] = METHODS.find(learner.method).settings(about["method_settings"]).plain()
     chosen = {
         name: asdict(choice) if (choice := getattr(posterior, name)) is not None and _keeps_choices(posterior) else None
@@ -181,7 +180,7 @@ def _manifest(posterior: Posterior, samples_sha256: str, backbone: str | None = 
         "weights": posterior.weights.tolist(),
         "earlier_weights": [asdict(each) for each in posterior.earlier_weights],
         **chosen,
-        **{key: about[key] for key in defaults},
+        **{key: about[key] for key in about_learner(learner)},
         "versions": {
             "rebapl": __version__,
             "python": platform.python_version(),
@@ -195,7 +194,7 @@ def _manifest(posterior: Posterior, samples_sha256: str, backbone: str | None = 
 def _keeps_choices(posterior: Posterior) -> bool:
     """Whether the choices made on held-out images hold for the template with which the posterior is loaded later."""
     learner = posterior.learner
-    return not learner.transfer and learner.template == posterior.about.get("template", learner.template)
+    return not learner.transfer and learner.template == posterior.about["template"]
 
 
 def _content(posterior: Posterior) -> bytes:
